@@ -1,0 +1,138 @@
+"""Which samples a step trains on: a pure function of the step and the skip ledger.
+
+Position `p = window * G + i`; `sample = permutation(seed, p div N)[p mod N]`. The window of a step is the step-th
+window outside the ledger's ranges, so the same samples follow for any world size, and a skip is recorded once and
+applied once, however often the run is restarted or rolled back.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from trimtab_contract.errors import InvalidPosition
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 6
+
+
+class Order(StrEnum):
+    """How positions map to samples."""
+
+    SEQUENTIAL = "sequential"
+    SHUFFLED = "shuffled"
+
+
+def _mix(value: int) -> int:
+    """One round function: the finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def permute(index: int, size: int, key: int) -> int:
+    """A keyed bijection of 0..size-1: a balanced Feistel network with cycle walking, O(1) in time and memory."""
+    if size < 2:
+        return 0
+    half = ((size - 1).bit_length() + 1) // 2
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for round_number in range(_ROUNDS):
+            left, right = right, left ^ (_mix(_mix(key ^ round_number) ^ right) & mask)
+        index = (left << half) | right
+        if index < size:
+            return index
+
+
+@dataclass(frozen=True, slots=True)
+class DataOrder:
+    """`samples` N, `global_batch` G, `seed` and order: immutable for the life of a run."""
+
+    order: Order
+    samples: int
+    global_batch: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no run could train on."""
+        if self.samples < 1 or self.global_batch < 1:
+            message = f"samples {self.samples} and global batch {self.global_batch} must both be at least 1"
+            raise InvalidPosition(message)
+
+    def sample(self, position: int) -> int:
+        """The sample at an absolute position, in any epoch."""
+        epoch, offset = divmod(position, self.samples)
+        if self.order is Order.SEQUENTIAL:
+            return offset
+        return permute(offset, self.samples, _mix(_mix(self.seed & _MASK) ^ epoch))
+
+    def samples_of_window(self, window: int) -> tuple[int, ...]:
+        """The G samples of a window, in batch order."""
+        if window < 0:
+            message = f"window {window} is negative"
+            raise InvalidPosition(message)
+        first = window * self.global_batch
+        return tuple(self.sample(first + i) for i in range(self.global_batch))
+
+
+@dataclass(frozen=True, slots=True)
+class SkipLedger:
+    """Absolute windows never to be trained on: sorted, disjoint, inclusive ranges."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse ranges out of order; `of` sorts and merges."""
+        previous = -2
+        for first, last in self.ranges:
+            if first < 0 or last < first or first <= previous + 1:
+                message = f"skip ranges {list(self.ranges)} are not sorted, disjoint and inclusive"
+                raise InvalidPosition(message)
+            previous = last
+
+    @classmethod
+    def of(cls, ranges: tuple[tuple[int, int], ...]) -> Self:
+        """A ledger from ranges in any order; overlapping and touching ones are merged."""
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted(ranges):
+            if merged and first <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+            else:
+                merged.append((first, last))
+        return cls(tuple(merged))
+
+    def including(self, first: int, last: int) -> Self:
+        """This ledger with one more range."""
+        return self.of((*self.ranges, (first, last)))
+
+    def __contains__(self, window: int) -> bool:
+        return any(first <= window <= last for first, last in self.ranges)
+
+    def window_of_step(self, step: int) -> int:
+        """The window that step (from 1) trains on."""
+        if step < 1:
+            message = f"step {step} must be at least 1"
+            raise InvalidPosition(message)
+        window = step - 1
+        for first, last in self.ranges:
+            if window < first:
+                break
+            window += last - first + 1
+        return window
+
+    def step_of_window(self, window: int) -> int | None:
+        """The step that trains on a window, or None for a skipped one."""
+        if window in self:
+            return None
+        skipped = sum(last - first + 1 for first, last in self.ranges if last < window)
+        return window - skipped + 1
+
+    def agrees_up_to(self, other: "SkipLedger", step: int) -> bool:
+        """Whether both ledgers map every step up to and including `step` to the same window."""
+        return step < 1 or self.ranges_before(step) == other.ranges_before(step)
+
+    def ranges_before(self, step: int) -> tuple[tuple[int, int], ...]:
+        """The ranges that lie before the window of `step`: all that the steps up to it depend on."""
+        window = self.window_of_step(step)
+        return tuple(pair for pair in self.ranges if pair[0] < window)

@@ -1,0 +1,33 @@
+"""Errors of the contract.
+
+ContractError
+├── MalformedRecord     a metric record that cannot be what a trainer meant
+├── MalformedDirective  a directive or acknowledgement that cannot be read
+├── MalformedManifest   a checkpoint manifest that cannot be read
+├── MalformedJournal    a journal record that cannot be read
+└── InvalidPosition     a data position, order or skip range outside its bounds
+"""
+
+
+class ContractError(ValueError):
+    """Anything on the wire that breaks the contract."""
+
+
+class MalformedRecord(ContractError):
+    """A metric record is unreadable, too large or its shapes and lengths disagree."""
+
+
+class MalformedDirective(ContractError):
+    """A directive or an acknowledgement is unreadable."""
+
+
+class MalformedManifest(ContractError):
+    """A checkpoint manifest is unreadable."""
+
+
+class MalformedJournal(ContractError):
+    """A journal record is unreadable."""
+
+
+class InvalidPosition(ContractError):
+    """A data order, window or skip range is outside its bounds."""

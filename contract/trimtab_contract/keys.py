@@ -1,0 +1,154 @@
+"""Every Redis key and every S3 key, and the identity of a run they are made of."""
+
+import re
+from dataclasses import dataclass
+
+from trimtab_contract.errors import ContractError
+
+_PART = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$")
+
+REDIS_TTL_SECONDS = 7 * 24 * 3600
+"""Keys of a run live this long after they were last refreshed."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RunId:
+    """`<namespace>/<name>/<uid>` of a TrainingJob: the identity under which everything is stored."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __post_init__(self) -> None:
+        """Refuse parts that could escape the run's own prefix."""
+        for field in ("namespace", "name", "uid"):
+            if not _PART.match(getattr(self, field)):
+                message = f"run id: {field} {getattr(self, field)!r} is not a Kubernetes name"
+                raise ContractError(message)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}/{self.uid}"
+
+    @classmethod
+    def parse(cls, text: str) -> "RunId":
+        """Read `<namespace>/<name>/<uid>`; raises ContractError."""
+        parts = text.split("/")
+        if len(parts) != 3:
+            message = f"run id {text!r} is not <namespace>/<name>/<uid>"
+            raise ContractError(message)
+        return cls(*parts)
+
+
+def metrics_stream(run: RunId, attempt: int) -> str:
+    """Redis stream of one attempt's metric records; entry id `<step>-0`."""
+    return f"tt:{{{run}}}:a{attempt}:metrics"
+
+
+def ack_stream(run: RunId) -> str:
+    """Redis stream of the trainer's acknowledgements, all attempts."""
+    return f"tt:{{{run}}}:acks"
+
+
+def directive_key(run: RunId) -> str:
+    """Redis key of the one directive in force."""
+    return f"tt:{{{run}}}:directive"
+
+
+def redis_user(run: RunId) -> str:
+    """Redis ACL user of one run."""
+    return f"tt-{run.uid}"
+
+
+def redis_acl_patterns(run: RunId) -> tuple[str, ...]:
+    """ACL key patterns of a run's user: write its metrics and acks, read its directive, nothing else."""
+    return (f"~tt:{{{run}}}:a*:metrics", f"~{ack_stream(run)}", f"%R~{directive_key(run)}")
+
+
+def _under(root: str, path: str) -> str:
+    return f"{root.strip('/')}/{path}" if root.strip("/") else path
+
+
+def run_prefix(root: str, run: RunId) -> str:
+    """Everything the trainer of a run stores lies under this prefix of the checkpoint bucket."""
+    return _under(root, f"{run}/")
+
+
+def checkpoints_prefix(root: str, run: RunId) -> str:
+    """All checkpoints of a run."""
+    return _under(root, f"{run}/checkpoints/")
+
+
+def checkpoint_prefix(root: str, run: RunId, step: int, attempt: int, random: str) -> str:
+    """One checkpoint's objects; `random` makes the prefix unique so that none is ever reused."""
+    return _under(root, f"{run}/checkpoints/{step:012d}-a{attempt:06d}-{random}/")
+
+
+MANIFEST_NAME = "manifest.json"
+
+
+def records_prefix(root: str, run: RunId, attempt: int) -> str:
+    """The archive of one attempt's metric records."""
+    return _under(root, f"{run}/records/a{attempt:06d}/")
+
+
+def records_segment(root: str, run: RunId, attempt: int, first_step: int, last_step: int) -> str:
+    """One archived stretch of metric records, both steps inclusive."""
+    return f"{records_prefix(root, run, attempt)}{first_step:012d}-{last_step:012d}"
+
+
+def segment_steps(key: str) -> tuple[int, int]:
+    """First and last step in a `records_segment` key; raises ContractError."""
+    match = re.search(r"/(\d{12})-(\d{12})$", key)
+    if match is None:
+        message = f"{key!r} is not a records segment"
+        raise ContractError(message)
+    return int(match[1]), int(match[2])
+
+
+def batches_prefix(root: str, run: RunId) -> str:
+    """The batch logs of all attempts and ranks of a run."""
+    return _under(root, f"{run}/batches/")
+
+
+def batches_segment(root: str, run: RunId, attempt: int, rank: int, first_step: int, last_step: int) -> str:
+    """One stretch of one rank's batch log."""
+    return f"{batches_prefix(root, run)}a{attempt:06d}-r{rank:06d}/{first_step:012d}-{last_step:012d}.jsonl"
+
+
+def evidence_object(root: str, run: RunId, attempt: int, name: str) -> str:
+    """An evidence object written by the trainer, such as the losses of a forward-only probe."""
+    return _under(root, f"{run}/evidence/a{attempt:06d}/{name}")
+
+
+def stacks_object(root: str, run: RunId, attempt: int, rank: int, time: int) -> str:
+    """The Python stacks that a rank's watchdog wrote."""
+    return _under(root, f"{run}/stacks/a{attempt:06d}-r{rank:06d}-{time}.txt")
+
+
+def journal_prefix(run: RunId) -> str:
+    """The journal of a run in the operator's audit bucket."""
+    return f"journal/{run}/"
+
+
+def journal_record(run: RunId, seq: int) -> str:
+    """One journal record."""
+    return f"{journal_prefix(run)}{seq:012d}.json"
+
+
+def journal_seq(key: str) -> int:
+    """The sequence number in a `journal_record` key; raises ContractError."""
+    match = re.search(r"/(\d{12})\.json$", key)
+    if match is None:
+        message = f"{key!r} is not a journal record"
+        raise ContractError(message)
+    return int(match[1])
+
+
+def policy_text(policy_hash: str) -> str:
+    """The text of an accepted policy in the audit bucket, by its SHA-256."""
+    return f"policies/{policy_hash}.json"
+
+
+def audit_evidence(run: RunId, sha256: str) -> str:
+    """An evidence object the operator froze in the audit bucket, by its SHA-256."""
+    return f"evidence/{run}/{sha256}"

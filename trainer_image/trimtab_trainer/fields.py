@@ -1,0 +1,36 @@
+"""Validation that reports every wrong field of a value at once."""
+
+from collections.abc import Iterable
+
+
+class InvalidFields(ValueError):
+    """One or more fields of a configuration are wrong.
+
+    `problems` holds one sentence per wrong field, each naming the field and what to do.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+def raise_if_any(problems: Iterable[str | None]) -> None:
+    """Raise `InvalidFields` with every problem that is not None, or return when there is none."""
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise InvalidFields(found)
+
+
+def at_least(field: str, value: float, minimum: float) -> str | None:
+    """Say that `field` is below `minimum` (or not a number), or return None."""
+    return None if value >= minimum else f"{field}: {value} must be at least {minimum}"
+
+
+def positive(field: str, value: float) -> str | None:
+    """Say that `field` is not above zero (or not a number), or return None."""
+    return None if value > 0 else f"{field}: {value} must be above 0"
+
+
+def within(field: str, value: float, low: float, below: float) -> str | None:
+    """Say that `field` is not in the half-open range [low, below), or return None."""
+    return None if low <= value < below else f"{field}: {value} must be at least {low} and below {below}"
