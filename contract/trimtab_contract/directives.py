@@ -57,6 +57,9 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
 
     `seq` is the journal sequence number of its intent. `skip` is the whole ledger as inclusive absolute windows.
     A world executes `restore` once per attempt. `Run` is refused until that attempt's restore was acknowledged.
+    A directive whose content equals the one obeyed, but for `(epoch, seq)` and `issued_at`, re-affirms it: the world
+    takes over the new order and changes nothing. So a world that holds by itself after a non-finite step goes on only
+    when a `Run` names that step in `release`, never because a new leader repeated the old `Run`.
     """
 
     epoch: int
@@ -69,8 +72,13 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     lr: LearningRateOverride | None = None
     diagnose: Diagnose | None = None
     on_nonfinite: OnNonFinite = OnNonFinite.CONTINUE
+    release: int | None = None
     incident: str | None = None
     issued_at: float = 0.0
+
+    def reaffirms(self, other: "Directive") -> bool:
+        """Whether this says nothing that `other` did not say."""
+        return msgspec.structs.replace(self, epoch=other.epoch, seq=other.seq, issued_at=other.issued_at) == other
 
     @property
     def order(self) -> tuple[int, int]:
