@@ -1,0 +1,191 @@
+"""A real S3 server (SeaweedFS) on free loopback ports, one per test session.
+
+Import `object_store` into a conftest to use it. The server is ended by its process id, its data die with it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+START_DEADLINE_SECONDS = 90.0
+_PORT_OPTIONS = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """One S3 identity."""
+
+    access_key: str
+    secret_key: str
+
+
+ADMIN = Credentials("admin-access", "admin-secret")
+READER = Credentials("reader-access", "reader-secret")
+"""May read and list everything and write nothing."""
+
+
+class ObjectStoreServer:
+    """One SeaweedFS process; can be stopped and started again on the same ports over the same data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = _free_ports()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.endpoint = f"http://127.0.0.1:{self._ports['s3.port']}"
+        (folder / "data").mkdir()
+        (folder / "s3.json").write_text(json.dumps(_identities()))
+
+    def start(self) -> None:
+        """Start the process and return when it answers a signed request."""
+        log = (self._folder / "server.log").open("ab")
+        with log:
+            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log, cwd=self._folder)
+        deadline = time.monotonic() + START_DEADLINE_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = (self._folder / "server.log").read_text(errors="replace")[-2000:]
+                self.stop()
+                raise RuntimeError(f"the object store did not start: {tail}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End the process; its data stay until the session ends."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def freeze(self) -> None:
+        """Let requests hang: connections are accepted by the kernel and never answered."""
+        os.kill(self._pid(), signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        os.kill(self._pid(), signal.SIGCONT)
+
+    def client(self, credentials: Credentials = ADMIN, *, timeout: float = 10.0) -> Any:
+        """A boto3 client."""
+        return boto3.client(  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=credentials.access_key,
+            aws_secret_access_key=credentials.secret_key,
+            region_name="us-east-1",
+            config=Config(
+                connect_timeout=timeout,
+                read_timeout=timeout,
+                retries={"total_max_attempts": 1},
+                s3={"addressing_style": "path"},
+            ),
+        )
+
+    def new_bucket(self, prefix: str = "test") -> str:
+        """Create a bucket of a name that no other test uses."""
+        name = f"{prefix}-{uuid.uuid4().hex[:12]}"
+        self.client().create_bucket(Bucket=name)
+        return name
+
+    def _pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the object store is not running")
+        return self._process.pid
+
+    def _answers(self) -> bool:
+        """A write, not only a listing: the gateway answers before the volume server has registered."""
+        client = self.client(timeout=2.0)
+        try:
+            client.list_buckets()
+            client.create_bucket(Bucket="readiness")
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in {"BucketAlreadyExists", "BucketAlreadyOwnedByYou"}:
+                return False
+        except BotoCoreError:
+            return False
+        try:
+            client.put_object(Bucket="readiness", Key="probe", Body=b"1")
+            return client.get_object(Bucket="readiness", Key="probe")["Body"].read() == b"1"
+        except (BotoCoreError, ClientError):
+            return False
+
+    def _command(self) -> list[str]:
+        options = {
+            "dir": str(self._folder / "data"),
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "s3": "true",
+            "s3.config": str(self._folder / "s3.json"),
+            "s3.allowedOrigins": "",
+            "filer.localSocket": str(self._folder / "filer.sock"),
+            "master.telemetry": "false",
+            "master.volumeSizeLimitMB": "64",
+            "volume.max": "400",
+            **{option: str(port) for option, port in self._ports.items()},
+        }
+        return [_weed(), "server", *(f"-{name}={value}" for name, value in options.items())]
+
+
+def _weed() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise RuntimeError("the `weed` program is missing: install the package's `sandbox` extra")
+    return found
+
+
+def _identities() -> dict[str, Any]:
+    def identity(name: str, credentials: Credentials, actions: list[str]) -> dict[str, Any]:
+        keys = [{"accessKey": credentials.access_key, "secretKey": credentials.secret_key}]
+        return {"name": name, "credentials": keys, "actions": actions}
+
+    admin = identity("admin", ADMIN, ["Admin", "Read", "Write", "List", "Tagging"])
+    return {"identities": [admin, identity("reader", READER, ["Read", "List"])]}
+
+
+def _free_ports() -> dict[str, int]:
+    """Distinct ports, all held at once while they are chosen."""
+    with ExitStack() as held:
+        ports: dict[str, int] = {}
+        for option in _PORT_OPTIONS:
+            chosen = held.enter_context(socket.socket())
+            chosen.bind(("127.0.0.1", 0))
+            ports[option] = chosen.getsockname()[1]
+        return ports
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ObjectStoreServer]:
+    """The session's object store. A test that stops or freezes it starts or thaws it again."""
+    with tempfile.TemporaryDirectory(prefix="trimtab-s3-") as folder:
+        server = ObjectStoreServer(Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
