@@ -14,6 +14,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from trimtab_trainer.tensors import transposed, true_indices
 
 GATE_MARGIN: Final = 1e-4
 """A bfloat16 log-sum-exp can lie just below the true maximum, so the gate opens a little early."""
@@ -44,9 +45,7 @@ class AttentionResult:
     exact: Tensor
 
 
-def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, threshold: float, exact: bool
-) -> AttentionResult:
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, threshold: float, exact: bool) -> AttentionResult:
     """Attend causally; all inputs are [batch, heads, tokens, head dimension].
 
     The largest logit is exact for every head that exceeds `threshold`, and for every head when `exact`.
@@ -84,16 +83,14 @@ def full_product_max_logit(query: Tensor, key: Tensor) -> Tensor:
     maxima: list[Tensor] = []
     for start in range(0, tokens, CHUNK_ROWS):
         stop = min(start + CHUNK_ROWS, tokens)
-        scores = query[:, :, start:stop] @ key[:, :, :stop].transpose(-2, -1)
+        scores = query[:, :, start:stop] @ transposed(key[:, :, :stop])
         rows = stop - start
         scores[..., start:stop].masked_fill_(future[:rows, :rows], -math.inf)
         maxima.append(scores.amax((0, 2, 3)))
     return torch.stack(maxima).amax(0) * _scale(query)
 
 
-def _gated(
-    output: Tensor, query: Tensor, key: Tensor, log_sum_exp: Tensor, threshold: float
-) -> AttentionResult:
+def _gated(output: Tensor, query: Tensor, key: Tensor, log_sum_exp: Tensor, threshold: float) -> AttentionResult:
     bound = log_sum_exp.amax((0, 2))
     # A non-finite bound stays as it is: the caller's finite gate must see it.
     is_open = (bound > threshold * (1 - GATE_MARGIN)) & bound.isfinite()
@@ -119,7 +116,7 @@ def _raise_to_row_maxima(max_logit: Tensor, query: Tensor, key: Tensor, rows: Te
     """Raise `max_logit` [heads] in place to the largest logit of the marked `rows`."""
     tokens = query.shape[-2]
     positions = torch.arange(tokens, device=query.device)
-    for batch, head in rows.any(-1).nonzero().tolist():
+    for batch, head in true_indices(rows.any(-1)):
         selected = rows[batch, head].nonzero().squeeze(-1)
         scores = _computable(query[batch, head, selected]) @ _computable(key[batch, head]).T
         scores.masked_fill_(positions > selected[:, None], -math.inf)

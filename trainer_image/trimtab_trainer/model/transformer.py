@@ -7,7 +7,6 @@ from typing import Final, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
 from trimtab_trainer.model.attention import AttentionResult, causal_attention
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
@@ -66,6 +65,20 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.epsilon)
 
 
+class Linear(nn.Linear):
+    """A linear layer that leaves its initialisation to the model, and so the global generator alone."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: the model fills the parameters from its own generator."""
+
+
+class Embedding(nn.Embedding):
+    """An embedding that leaves its initialisation to the model, and so the global generator alone."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: the model fills the parameters from its own generator."""
+
+
 class Attention(nn.Module):
     """Dense multi-head causal self-attention with rotary positions.
 
@@ -76,10 +89,10 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.query = _linear(config.width, config.width, config.bias)
-        self.key = _linear(config.width, config.width, config.bias)
-        self.value = _linear(config.width, config.width, config.bias)
-        self.out = _linear(config.width, config.width, config.bias)
+        self.query = Linear(config.width, config.width, bias=config.bias)
+        self.key = Linear(config.width, config.width, bias=config.bias)
+        self.value = Linear(config.width, config.width, bias=config.bias)
+        self.out = Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor, current: _Pass) -> tuple[Tensor, AttentionResult]:
         """Attend over `x` [batch, tokens, width]."""
@@ -88,11 +101,11 @@ class Attention(nn.Module):
         result = causal_attention(
             query, key, self._split(self.value(x)), threshold=current.threshold, exact=current.exact
         )
-        return self.out(result.output.transpose(1, 2).flatten(2)), result
+        return self.out(result.output.permute(0, 2, 1, 3).flatten(2)), result
 
     def _split(self, x: Tensor) -> Tensor:
         """Turn [batch, tokens, width] into [batch, heads, tokens, head dimension]."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -106,8 +119,8 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
         self.attention = Attention(config)
         self.mlp_norm = RMSNorm(config.width, config.norm_epsilon)
-        self.up = _linear(config.width, config.mlp_ratio * config.width, config.bias)
-        self.down = _linear(config.mlp_ratio * config.width, config.width, config.bias)
+        self.up = Linear(config.width, config.mlp_ratio * config.width, bias=config.bias)
+        self.down = Linear(config.mlp_ratio * config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor, current: _Pass) -> tuple[Tensor, AttentionResult]:
         """Transform the residual stream `x` [batch, tokens, width]."""
@@ -119,9 +132,7 @@ class Block(nn.Module):
     def _drop(self, x: Tensor, site: int, current: _Pass) -> Tensor:
         if not self.training or current.sample_ids is None:
             return x
-        return keyed_dropout(
-            x, probability=self.dropout, seed=self.seed, sample_ids=current.sample_ids, site=site
-        )
+        return keyed_dropout(x, probability=self.dropout, seed=self.seed, sample_ids=current.sample_ids, site=site)
 
 
 class Transformer(nn.Module):
@@ -133,10 +144,10 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.embedding = _embedding(config.vocab_size, config.width)
+        self.embedding = Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList([Block(config, layer, seed) for layer in range(config.layers)])
         self.norm = RMSNorm(config.width, config.norm_epsilon)
-        self.head = _linear(config.width, config.vocab_size, bias=False)
+        self.head = Linear(config.width, config.vocab_size, bias=False)
         if config.tied_head:
             self.head.weight = self.embedding.weight
         cosine, sine = _rotary_tables(config)
@@ -191,15 +202,12 @@ class Transformer(nn.Module):
         """Return, per layer, the parameters (weight, then bias if any) that make queries and keys."""
         attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
         return tuple(
-            (tuple(attention.query.parameters()), tuple(attention.key.parameters()))
-            for attention in attentions
+            (tuple(attention.query.parameters()), tuple(attention.key.parameters())) for attention in attentions
         )
 
     def _check(self, tokens: Tensor, sample_ids: Tensor | None) -> None:
         if tokens.shape[1] > self.config.sequence:
-            raise ValueError(
-                f"tokens: a window of {tokens.shape[1]} is longer than sequence ({self.config.sequence})"
-            )
+            raise ValueError(f"tokens: a window of {tokens.shape[1]} is longer than sequence ({self.config.sequence})")
         if self.training and self.config.dropout > 0 and sample_ids is None:
             raise ValueError("sample_ids: needed while training with dropout, whose masks they key")
 
@@ -213,15 +221,6 @@ class Transformer(nn.Module):
                 into_residual = name.endswith(("out.weight", "down.weight"))
                 deviation = residual if into_residual else INITIAL_STANDARD_DEVIATION
                 nn.init.normal_(parameter, std=deviation, generator=generator)
-
-
-def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """Make a linear layer without drawing from the global generator."""
-    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)
-
-
-def _embedding(entries: int, width: int) -> nn.Embedding:
-    return nn.utils.skip_init(nn.Embedding, entries, width)
 
 
 def _rotary_tables(config: TransformerConfig) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,1 @@
+"""The training program: reference loop, optimizer, checkpoints and the session that speaks to the operator."""

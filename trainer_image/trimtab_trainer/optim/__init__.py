@@ -1,0 +1,25 @@
+"""MuonClip and what surrounds it: schedule, gradient clipping, parameter checksums.
+
+Computes only: no I/O, no clock, no random numbers, no communication.
+"""
+
+from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum
+from trimtab_trainer.optim.config import MuonClipConfig
+from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, first_non_finite
+from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
+from trimtab_trainer.optim.qk_clip import NonFiniteLogitsError
+from trimtab_trainer.optim.schedule import RateOverride, Schedule
+
+__all__ = [
+    "GradientClip",
+    "MuonClip",
+    "MuonClipConfig",
+    "NonFiniteLogitsError",
+    "ParameterChecksum",
+    "RateOverride",
+    "Schedule",
+    "StepTelemetry",
+    "clip_gradients",
+    "first_non_finite",
+    "parameter_checksum",
+]

@@ -1,0 +1,53 @@
+"""Typed doors to the parts of PyTorch that its type stubs leave open."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+
+def frobenius_norms(matrices: Tensor) -> Tensor:
+    """Return the Frobenius norm [..., 1, 1] of each of `matrices` [..., rows, columns]."""
+    return matrices.square().sum((-2, -1), keepdim=True).sqrt()
+
+
+def global_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the Euclidean norm of all elements of `tensors`, accumulated in float64."""
+    norms = [
+        cast(
+            "Tensor",
+            torch.linalg.vector_norm(tensor, dtype=torch.float64),  # pyright: ignore[reportUnknownMemberType]
+        )
+        for tensor in tensors
+    ]
+    return torch.stack(norms).square().sum().sqrt().item()
+
+
+def singular_value_decomposition(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U [rows, rank], S [rank] and V^T [rank, columns] of `matrix`."""
+    return cast(
+        "tuple[Tensor, Tensor, Tensor]",
+        torch.linalg.svd(matrix, full_matrices=False),  # pyright: ignore[reportUnknownMemberType]
+    )
+
+
+def transposed(matrices: Tensor) -> Tensor:
+    """Return `matrices` [..., rows, columns] as [..., columns, rows], without a copy."""
+    return torch.transpose(matrices, -2, -1)
+
+
+def integers(tensor: Tensor) -> list[int]:
+    """Return the elements of a one-dimensional integer tensor."""
+    return [int(element.item()) for element in tensor]
+
+
+def first_index(mask: Tensor) -> tuple[int, ...] | None:
+    """Return the index of the first true element of `mask`, or None."""
+    found = mask.nonzero()
+    return tuple(integers(found[0])) if len(found) else None
+
+
+def true_indices(mask: Tensor) -> list[tuple[int, ...]]:
+    """Return the indices of all true elements of `mask`, in row-major order."""
+    return [tuple(integers(index)) for index in mask.nonzero()]
