@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from trimtab_sandbox.build import ensure_binaries
+from trimtab_sandbox.settings import default_cache, repository_root
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 60
@@ -30,9 +32,6 @@ def kube_binary() -> Path:
     """The all-in-one Kubernetes binary."""
     if named := os.environ.get("TRIMTAB_KUBE"):
         return Path(named)
-    from trimtab_sandbox.build import ensure_binaries
-    from trimtab_sandbox.settings import default_cache, repository_root
-
     return ensure_binaries(repository_root(), default_cache(), print).kube
 
 
@@ -40,9 +39,6 @@ def helm_binary() -> Path:
     """Helm, built from the same module."""
     if named := os.environ.get("TRIMTAB_HELM"):
         return Path(named)
-    from trimtab_sandbox.build import ensure_binaries
-    from trimtab_sandbox.settings import default_cache, repository_root
-
     return ensure_binaries(repository_root(), default_cache(), print).helm
 
 
@@ -67,7 +63,7 @@ def _write_service_account_keys(directory: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def _process(directory: Path, name: str, *arguments: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+def _process(directory: Path, name: str, *arguments: str | Path) -> Generator[subprocess.Popen[bytes]]:
     with (directory / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
             [str(argument) for argument in arguments],
@@ -131,7 +127,7 @@ class ControlPlane:
         return name
 
     @contextmanager
-    def start_controllers(self) -> Iterator[None]:
+    def start_controllers(self) -> Generator[None]:
         """Run the controller manager: Jobs make Pods, owners' dependants are collected."""
         (port,) = _free_ports(1)
         with _process(
@@ -181,7 +177,7 @@ def _wait_ready(plane: ControlPlane, processes: Sequence[subprocess.Popen[bytes]
 
 
 @contextmanager
-def running_control_plane(directory: Path) -> Iterator[ControlPlane]:
+def running_control_plane(directory: Path) -> Generator[ControlPlane]:
     """Start etcd and kube-apiserver with their state in ``directory``; both end with the context."""
     kube = kube_binary()
     client_port, peer_port, port = _free_ports(3)
