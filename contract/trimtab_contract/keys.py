@@ -54,9 +54,13 @@ def directive_key(run: RunId) -> str:
     return f"tt:{{{run}}}:directive"
 
 
+REDIS_USER_PREFIX = "tt-"
+"""Every run's ACL user begins with it, so that a sweep finds them."""
+
+
 def redis_user(run: RunId) -> str:
     """Redis ACL user of one run."""
-    return f"tt-{run.uid}"
+    return f"{REDIS_USER_PREFIX}{run.uid}"
 
 
 def redis_acl_patterns(run: RunId) -> tuple[str, ...]:

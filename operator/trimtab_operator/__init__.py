@@ -1,0 +1,1 @@
+"""The operator: observes training runs, judges them, and steers them through a journal."""

@@ -1,0 +1,1 @@
+"""The operator's doors to Redis, S3 and Kubernetes; foreign exceptions end here."""

@@ -1,0 +1,63 @@
+"""Errors of the operator; adapters translate every foreign exception into one of these.
+
+OperatorError
+├── TemporaryError          try again later; nothing is known to be wrong
+│   ├── BusUnavailable      Redis did not answer, or refused for want of memory or of its users
+│   ├── StoreUnavailable    S3 did not answer in time; the outcome of a write may be unknown
+│   ├── ClusterUnavailable  the API server did not answer in time; the outcome of a write may be unknown
+│   └── Conflict            the object changed or belongs to another: read again, decide again
+└── PermanentError          the same call cannot succeed
+    ├── Fenced              another operator leads; stop acting
+    ├── NotFound            the object does not exist
+    ├── StoreRefused        wrong bucket, credentials or rights; says which field to correct
+    ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
+    └── InvalidResource     an object the API server or the operator refuses; says which field to correct
+"""
+
+
+class OperatorError(Exception):
+    """Anything the operator can name; its text is one sentence fit for a person and holds no secret."""
+
+
+class TemporaryError(OperatorError):
+    """Trying again later may succeed."""
+
+
+class BusUnavailable(TemporaryError):
+    """Redis did not answer in time or cannot serve now."""
+
+
+class StoreUnavailable(TemporaryError):
+    """S3 did not answer in time; whether a write arrived is unknown."""
+
+
+class ClusterUnavailable(TemporaryError):
+    """The API server did not answer in time; whether a write arrived is unknown."""
+
+
+class Conflict(TemporaryError):
+    """The object was changed since it was read, or belongs to another owner."""
+
+
+class PermanentError(OperatorError):
+    """The same call cannot succeed until somebody changes something."""
+
+
+class Fenced(PermanentError):
+    """Another operator holds a higher epoch; this one must stop acting."""
+
+
+class NotFound(PermanentError):
+    """The object does not exist."""
+
+
+class StoreRefused(PermanentError):
+    """S3 answered and refused: bucket, credentials or rights."""
+
+
+class AuditStoreUnfit(PermanentError):
+    """The audit bucket cannot hold a journal."""
+
+
+class InvalidResource(PermanentError):
+    """An object is refused as it stands."""
