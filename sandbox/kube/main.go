@@ -24,7 +24,7 @@ import (
 var commands = map[string]func() *cobra.Command{
 	"apiserver":          apiserver.NewAPIServerCommand,
 	"controller-manager": controllers.NewControllerManagerCommand,
-	"scheduler":          scheduler.NewSchedulerCommand,
+	"scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 	"kubelet":            func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 	"proxy":              proxy.NewProxyCommand,
 	"kubectl":            kubectl.NewDefaultKubectlCommand,

@@ -82,6 +82,20 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
     )
 
 
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 @dataclass(frozen=True)
 class Authority:
     """A certificate authority that signs with its own key."""
@@ -96,6 +110,8 @@ class Authority:
         certificate = (
             _builder(name, name, key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(_key_usage(authority=True), critical=True)
             .sign(key, hashes.SHA256())
         )
         return cls(key, certificate)
@@ -108,6 +124,8 @@ class Authority:
         builder = (
             _builder(_name(subject.common_name, subject.organisation), self.certificate.subject, key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .add_extension(_key_usage(authority=False), critical=True)
             .add_extension(usages, critical=False)
         )
         if names:
@@ -118,9 +136,7 @@ class Authority:
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     path.touch(mode=0o600)
     path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
 
 
@@ -137,7 +153,5 @@ def write_pki(directory: Path) -> None:
     account = ec.generate_private_key(ec.SECP256R1())
     _write_key(directory / "service-account.key", account)
     (directory / "service-account.pub").write_bytes(
-        account.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        account.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )

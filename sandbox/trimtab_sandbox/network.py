@@ -12,7 +12,7 @@ from typing import Any
 from trimtab_sandbox.commands import attempt, run
 from trimtab_sandbox.errors import UnsupportedMachineError
 from trimtab_sandbox.packages import require
-from trimtab_sandbox.settings import BRIDGE, BRIDGE_ADDRESS, POD_NETWORK, SERVICE_NETWORK, Layout
+from trimtab_sandbox.settings import BRIDGE, BRIDGE_ADDRESS, POD_NETWORK, S3_GRPC_PORT, SERVICE_NETWORK, Layout
 
 _CHAINS = {"FORWARD": "TRIMTAB-FORWARD", "INPUT": "TRIMTAB-INPUT"}
 _SYSCTLS = ("net.ipv4.ip_forward", "net.bridge.bridge-nf-call-iptables")
@@ -35,8 +35,7 @@ def render_cni(layout: Layout) -> str:
         "hairpinMode": True,
         "ipam": ipam,
     }
-    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return json.dumps({"cniVersion": "0.4.0", "name": "trimtab", "plugins": [bridge, portmap]}, indent=1)
+    return json.dumps({"cniVersion": "0.4.0", "name": "trimtab", "plugins": [bridge]}, indent=1)
 
 
 def check_free(addresses: Iterable[tuple[str, int]]) -> None:
@@ -50,9 +49,11 @@ def check_free(addresses: Iterable[tuple[str, int]]) -> None:
     for link in _links("address"):
         if link["ifname"] == BRIDGE:
             continue
-        for entry in link.get("addr_info", []):
-            if any(ip_address(entry["local"]) in network for network in ours):
-                conflicts.append(f"address {entry['local']} of interface {link['ifname']}")
+        conflicts += [
+            f"address {entry['local']} of interface {link['ifname']}"
+            for entry in link.get("addr_info", [])
+            if any(ip_address(entry["local"]) in network for network in ours)
+        ]
     if conflicts:
         raise UnsupportedMachineError(
             f"The sandbox needs addresses that are in use on this machine: {'; '.join(conflicts)}. "
@@ -99,7 +100,8 @@ def create_bridge(layout: Layout) -> None:
 
 def _write_rules() -> None:
     # Pods speak with each other and with this machine; nothing passes between them and the outside, and no
-    # neighbour on the machine's own network reaches the bridge's address through it.
+    # neighbour on the machine's own network reaches the bridge's address through it. SeaweedFS opens its inner door
+    # (gRPC, without a password) beside the S3 one; pods have no business there.
     rules = {
         "FORWARD": (
             ("-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT"),
@@ -107,6 +109,7 @@ def _write_rules() -> None:
             ("-o", BRIDGE, "-j", "DROP"),
         ),
         "INPUT": (
+            ("-i", BRIDGE, "-p", "tcp", "--dport", str(S3_GRPC_PORT), "-j", "REJECT"),
             ("-i", BRIDGE, "-j", "RETURN"),
             ("-i", "lo", "-j", "RETURN"),
             ("-d", POD_NETWORK, "-j", "DROP"),

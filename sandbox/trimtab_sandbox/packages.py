@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from trimtab_sandbox.commands import Progress, run
@@ -28,12 +28,12 @@ PACKAGES: Mapping[str, str] = {
 IMAGE_PACKAGES: Mapping[str, str] = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 """What building images needs besides."""
 
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def find(program: str) -> str | None:
     """The path of a program; system directories count even when ``PATH`` lacks them."""
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}")
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
 
 
 def require(program: str) -> str:
@@ -44,7 +44,9 @@ def require(program: str) -> str:
     """
     path = find(program)
     if path is None:
-        raise MissingToolError(f"The program {program!r} is missing: run `apt-get install {PACKAGES.get(program, program)}`.")
+        raise MissingToolError(
+            f"The program {program!r} is missing: run `apt-get install {PACKAGES.get(program, program)}`."
+        )
     return path
 
 

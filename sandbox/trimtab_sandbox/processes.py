@@ -17,6 +17,7 @@ import msgspec
 
 from trimtab_sandbox.commands import wait_until
 from trimtab_sandbox.errors import NotReadyError
+from trimtab_sandbox.packages import SYSTEM_PATH
 
 _STATE, _START_TIME = 0, 19
 _DEAD_STATES = frozenset("ZXx")
@@ -188,7 +189,10 @@ class ManagedProcess:
 
 
 def spawn(component: Component, *, record: Path, log: Path) -> ManagedProcess:
-    """Start a process in a session of its own and write its record."""
+    """Start a process in a session of its own and write its record.
+
+    It gets an environment of its own too, so that proxies, kubeconfigs or keys of the caller's do not reach it.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -198,7 +202,7 @@ def spawn(component: Component, *, record: Path, log: Path) -> ManagedProcess:
             stderr=output,
             start_new_session=True,
             cwd=record.parent.parent,
-            env={**os.environ, **dict(component.environment)},
+            env={"PATH": SYSTEM_PATH, "HOME": str(record.parent.parent), **dict(component.environment)},
         )
     managed = ManagedProcess(component, identify(child.pid), record, log)
     write_record(managed)
