@@ -1,0 +1,147 @@
+"""The object store: the only module of the trainer that speaks S3."""
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from trimtab_trainer.errors import ObjectMissing, StoreError, StoreRefused, StoreUnavailable
+
+CONNECT_TIMEOUT_SECONDS = 2.0
+READ_TIMEOUT_SECONDS = 10.0
+MAX_ATTEMPTS = 3
+"""botocore's standard mode waits between attempts with full jitter."""
+
+CHUNK_BYTES = 1024 * 1024
+_TRANSFER = TransferConfig(use_threads=False)
+_MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
+_TEMPORARY = frozenset({"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "TooManyRequests"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTimeouts:
+    """How long one request may take, and how often it is tried."""
+
+    connect_seconds: float = CONNECT_TIMEOUT_SECONDS
+    read_seconds: float = READ_TIMEOUT_SECONDS
+    attempts: int = MAX_ATTEMPTS
+
+
+class ObjectStore:
+    """One bucket. Keys are whole: callers put the run's root in front (`trimtab_contract.keys`).
+
+    Every method raises StoreUnavailable or StoreRefused; reading raises ObjectMissing too. Safe to use from several
+    threads at once.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        endpoint: str | None = None,
+        region: str = "us-east-1",
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        timeouts: StoreTimeouts = StoreTimeouts(),
+    ) -> None:
+        """Credentials left out are taken from the environment, as every AWS tool does."""
+        self.bucket = bucket
+        self._client: Any = boto3.Session().client(  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
+            "s3",
+            endpoint_url=endpoint,
+            region_name=region,
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret_key,
+            config=Config(
+                connect_timeout=timeouts.connect_seconds,
+                read_timeout=timeouts.read_seconds,
+                retries={"mode": "standard", "total_max_attempts": timeouts.attempts},
+                s3={"addressing_style": "path"},
+            ),
+        )
+
+    def put(self, key: str, body: bytes | Path) -> None:
+        """Store bytes, or the content of a file (in parts where it is large), under `key`."""
+        with self._translated("PutObject", key):
+            if isinstance(body, Path):
+                with body.open("rb") as file:
+                    self._client.upload_fileobj(file, self.bucket, key, Config=_TRANSFER)
+            else:
+                self._client.put_object(Bucket=self.bucket, Key=key, Body=body)
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        with self._translated("GetObject", key):
+            return cast("bytes", self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        """The whole object, at most 1 MiB at a time."""
+        with self._translated("GetObject", key):
+            body = self._client.get_object(Bucket=self.bucket, Key=key)["Body"]
+            yield from body.iter_chunks(CHUNK_BYTES)
+
+    def get_to(self, key: str, path: Path) -> None:
+        """Write the whole object into a file."""
+        with path.open("wb") as file:
+            self.copy_to(key, file)
+
+    def copy_to(self, key: str, file: BinaryIO) -> None:
+        """Write the whole object to an open file."""
+        file.writelines(self.chunks(key))
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Key and size of every object under `prefix`, in key order."""
+        found: dict[str, int] = {}
+        with self._translated("ListObjectsV2", prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+                for entry in cast("list[dict[str, Any]]", page.get("Contents", [])):
+                    found[entry["Key"]] = entry["Size"]
+        return found
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object under `key`."""
+        try:
+            with self._translated("HeadObject", key):
+                self._client.head_object(Bucket=self.bucket, Key=key)
+        except ObjectMissing:
+            return False
+        return True
+
+    @contextmanager
+    def _translated(self, operation: str, key: str) -> Generator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise self._translate(error, operation, key) from error
+        except NoCredentialsError as error:
+            message = (
+                f"checkpoint.uri: no credentials for bucket {self.bucket!r}: "
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+            raise StoreRefused(message) from error
+        except BotoCoreError as error:
+            message = f"{operation} {self.bucket}/{key}: {type(error).__name__}: {error}"
+            raise StoreUnavailable(message) from error
+
+    def _translate(self, error: ClientError, operation: str, key: str) -> StoreError:
+        response = cast("Mapping[str, Any]", error.response)
+        code = str(response.get("Error", {}).get("Code", ""))
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code == "NoSuchBucket":
+            return StoreRefused(f"checkpoint.uri: there is no bucket {self.bucket!r}: create it or correct the URI")
+        if code in _MISSING:
+            return ObjectMissing(f"there is no object {self.bucket}/{key}")
+        if status >= 500 or status == 429 or code in _TEMPORARY:
+            return StoreUnavailable(f"{operation} {self.bucket}/{key}: {code or status}")
+        if status in {401, 403}:
+            return StoreRefused(
+                f"checkpoint.uri: bucket {self.bucket!r} refused {operation} with {code or status}: "
+                "check the credentials and what they may do"
+            )
+        return StoreRefused(f"{operation} {self.bucket}/{key} was refused: {code or status}")
