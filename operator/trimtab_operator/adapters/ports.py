@@ -18,6 +18,10 @@ KubernetesObject = Mapping[str, Any]
 """A Kubernetes object as the API server's plain JSON, `metadata` included."""
 
 
+MAX_OBJECT_BYTES = 64 * 1024 * 1024
+"""No manifest, archive segment or evidence of a trainer is larger; what is must not fill the operator's memory."""
+
+
 class Appended(StrEnum):
     """What became of a journal record."""
 
@@ -68,8 +72,8 @@ class CheckpointStore(Protocol):
         """Raise StoreRefused with a sentence naming the field when bucket, endpoint or credentials are wrong."""
         ...
 
-    async def get(self, key: str) -> bytes:
-        """The whole object; raises NotFound."""
+    async def get(self, key: str, limit: int = MAX_OBJECT_BYTES) -> bytes:
+        """The whole object; raises NotFound, and StoreRefused when it has more than `limit` bytes."""
         ...
 
     async def sizes(self, prefix: str) -> Mapping[str, int]:
