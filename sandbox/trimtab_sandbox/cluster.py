@@ -51,8 +51,8 @@ PROCESS_NAMES = (
     "controller-manager",
     "scheduler",
     "kubelet",
-    "dns",
     "proxy",
+    "dns",
 )
 """Every process of a sandbox, in the order in which they start."""
 
@@ -137,17 +137,17 @@ class _Start:
             images.load_basic_images(layout)
         wait_until("The API server becoming ready", lambda: api_server_ready(layout))
         self.progress("starting the controllers and the node")
+        node = [
+            self.ensure(control_plane.controller_manager(layout, kube)),
+            self.ensure(control_plane.scheduler(layout, kube)),
+            self.ensure(kubelet.kubelet(layout, kube)),
+            self.ensure(kubelet.proxy(layout, kube)),
+        ]
         self.kubectl.apply([manifests.namespace()])
         self.kubectl.apply(manifests.objects(credentials))
-        node = (
-            control_plane.controller_manager(layout, kube),
-            control_plane.scheduler(layout, kube),
-            kubelet.kubelet(layout, kube),
-            kubelet.dns(layout, kube),
-            kubelet.proxy(layout, kube),
-        )
-        waiting = [*map(self.ensure, node), redis, s3]
-        for managed in waiting:
+        # Refused lists make CoreDNS back off for seconds, so it starts once its role exists.
+        node.append(self.ensure(kubelet.dns(layout, kube)))
+        for managed in (*node, redis, s3):
             managed.wait_listening()
         wait_until("Redis answering", lambda: redis_server.answers(credentials))
         s3_server.ensure_buckets(credentials)

@@ -87,6 +87,7 @@ def s3_server(layout: Layout) -> Component:
         "master.telemetry": "false",
         "volume.port": _VOLUME_PORT,
         "volume.max": _VOLUME_COUNT,
+        "volume.preStopSeconds": 0,
         "filer.port": _FILER_PORT,
         "filer.localSocket": layout.home / "filer.sock",
         "s3": "true",
