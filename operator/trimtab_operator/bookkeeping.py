@@ -1,0 +1,177 @@
+"""Records that follow from what is seen and change nothing about the run: policies, checkpoints, notes. Pure."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.journal import Evidence
+
+from trimtab_operator.commands import Append, Command, Draft
+from trimtab_operator.observation import CheckpointClaim, Observation
+from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
+
+_GREEN = frozenset({RunPhase.WATCHING, RunPhase.PENDING})
+
+
+def next_record(state: RunState, observation: Observation) -> Command | None:
+    """The next fact the journal lacks, in a fixed order, or None."""
+    return (
+        _accept_guard(state, observation)
+        or _note(state, observation)
+        or _claim(state, observation)
+        or _verification(state, observation)
+        or _abandon(state)
+        or _certify(state, observation)
+    )
+
+
+def reopen(state: RunState, observation: Observation) -> Command | None:
+    """A failed run starts again when its TrainingJob was edited."""
+    if observation.limits.generation == state.failed_generation:
+        return None
+    return Append(
+        Draft(
+            action=JournalAction.REOPENED,
+            id=f"run/{JournalAction.REOPENED}/{state.seq + 1}",
+            reason={"message": f"generation {observation.limits.generation} of the TrainingJob"},
+            after={"phase": RunPhase.PENDING.value},
+        )
+    )
+
+
+def rollbacks_in_window(state: RunState, observation: Observation) -> int:
+    """How many rollbacks the budget's window holds."""
+    since = datetime.fromisoformat(observation.now) - timedelta(seconds=observation.limits.window_seconds)
+    return sum(time >= since for time in state.rollback_times)
+
+
+def quarantine(state: RunState, target: CheckpointReference, why: str) -> Append | None:
+    """The record that takes a checkpoint out of every later choice, unless it is written already."""
+    known = state.checkpoint(target.key)
+    if known is None or known.state is CheckpointState.QUARANTINED:
+        return None
+    return _checkpoint_record(state, JournalAction.QUARANTINED, target, known.attempt, why)
+
+
+def verified_while_restoring(state: RunState, target: CheckpointReference, hosts: tuple[str, ...]) -> Append | None:
+    """A committed checkpoint that was hashed whole by the world that restored it is verified."""
+    known = state.checkpoint(target.key)
+    if known is None or known.state is not CheckpointState.COMMITTED:
+        return None
+    why = f"every object was hashed while it was restored on {', '.join(hosts)}"
+    return _checkpoint_record(state, JournalAction.VERIFIED, target, known.attempt, why)
+
+
+def _checkpoint_record(
+    state: RunState,
+    action: JournalAction,
+    reference: CheckpointReference,
+    attempt: int,
+    why: str,
+    evidence: tuple[Evidence, ...] = (),
+) -> Append:
+    after: dict[str, Any] = {"checkpoint": reference, "attempt": attempt, "why": why}
+    identity = f"checkpoint/{reference.key}/{action}"
+    incident = state.incident.name if state.incident else None
+    return Append(Draft(action=action, id=identity, incident=incident, after=after, evidence=evidence))
+
+
+def _accept_guard(state: RunState, observation: Observation) -> Command | None:
+    guard = observation.guard
+    if guard is None:
+        return None
+    known = state.guards[-1] if state.guards else None
+    if known is not None and (known.policies, known.mode) == (guard.policies, guard.mode):
+        return None
+    return Append(
+        Draft(
+            action=JournalAction.POLICY_ACCEPTED,
+            id=f"run/{JournalAction.POLICY_ACCEPTED}/{state.seq + 1}",
+            after={"guard": guard},
+            before={"guard": known} if known else None,
+        )
+    )
+
+
+def _note(state: RunState, observation: Observation) -> Command | None:
+    for note in observation.notes:
+        if (f"{note.policy}/{note.rule}", note.attempt, note.step) in state.fired:
+            continue
+        return Append(
+            Draft(
+                action=JournalAction.RULE_FIRED,
+                id=f"rule/{note.policy}/{note.rule}/a{note.attempt}-s{note.step}",
+                reason={
+                    "rule": note.rule,
+                    "threshold": note.threshold,
+                    "observed": note.observed,
+                    "message": note.message,
+                },
+                after={
+                    "rule": f"{note.policy}/{note.rule}",
+                    "attempt": note.attempt,
+                    "step": note.step,
+                    "action": note.action,
+                    "would_have": note.would_have,
+                },
+                policy_hash=note.policy_hash,
+            )
+        )
+    return None
+
+
+def _claim(state: RunState, observation: Observation) -> Command | None:
+    for claim in observation.claims:
+        if state.checkpoint(claim.reference.key) is None:
+            return _judge_claim(state, claim)
+    return None
+
+
+def _judge_claim(state: RunState, claim: CheckpointClaim) -> Command:
+    action = JournalAction.COMMITTED if claim.usable else JournalAction.QUARANTINED
+    return _checkpoint_record(state, action, claim.reference, claim.attempt, claim.why, claim.evidence)
+
+
+def _verification(state: RunState, observation: Observation) -> Command | None:
+    for reference, host in observation.acks.verified:
+        known = state.checkpoint(reference.key)
+        if known is not None and known.state is CheckpointState.COMMITTED:
+            return _checkpoint_record(
+                state, JournalAction.VERIFIED, reference, known.attempt, f"read back and hashed whole by {host}"
+            )
+    for reference, why in observation.acks.verify_failed:
+        known = state.checkpoint(reference.key)
+        if known is not None and known.state in {CheckpointState.COMMITTED, CheckpointState.VERIFIED}:
+            return _checkpoint_record(state, JournalAction.QUARANTINED, reference, known.attempt, why)
+    return None
+
+
+def _abandon(state: RunState) -> Command | None:
+    """Checkpoints taken between the first bad step and the hold are evidence, never a target."""
+    incident = state.incident
+    if incident is None or incident.held_step is None:
+        return None
+    for checkpoint in state.checkpoints:
+        suspect = (
+            checkpoint.attempt == incident.latch.attempt
+            and incident.latch.first_bad_step <= checkpoint.reference.step <= incident.held_step
+        )
+        if suspect and checkpoint.state is not CheckpointState.QUARANTINED:
+            why = f"taken between the first bad step {incident.latch.first_bad_step} and the hold"
+            return quarantine(state, checkpoint.reference, why)
+    return None
+
+
+def _certify(state: RunState, observation: Observation) -> Command | None:
+    if state.phase not in _GREEN or observation.firing is not None:
+        return None
+    for checkpoint in state.checkpoints:
+        if _certifiable(state, checkpoint, observation):
+            why = f"all rules green on every record up to step {observation.judged_step}"
+            return _checkpoint_record(state, JournalAction.CERTIFIED, checkpoint.reference, checkpoint.attempt, why)
+    return None
+
+
+def _certifiable(state: RunState, checkpoint: Checkpoint, observation: Observation) -> bool:
+    old_enough = observation.judged_step - checkpoint.reference.step >= observation.limits.certify_steps
+    return checkpoint.state is CheckpointState.VERIFIED and old_enough and state.surviving(checkpoint)

@@ -1,0 +1,148 @@
+"""What is seen of a run from outside the journal, as frozen values: acks, pods, records judged, limits in force."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from trimtab_contract.directives import Ack, AckState, CheckpointReference, TerminationMessage
+from trimtab_contract.evidence import ProbeEvidence
+from trimtab_contract.journal import Evidence
+
+from trimtab_operator.incidents import Latch
+from trimtab_operator.run_state import AcceptedGuard
+
+
+class PodsState(StrEnum):
+    """The pods of the newest world, taken together."""
+
+    ABSENT = "Absent"
+    """The Job does not exist."""
+    STARTING = "Starting"
+    LIVE = "Live"
+    ENDING = "Ending"
+    """At least one pod failed or is being deleted, others still run."""
+    GONE = "Gone"
+    """The Job exists and no process of it runs any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """The newest world as Kubernetes shows it. `messages` come from all dead containers, read to the end."""
+
+    state: PodsState = PodsState.ABSENT
+    failed: bool = False
+    evicted: bool = False
+    messages: tuple[TerminationMessage, ...] = ()
+    trouble: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Acks:
+    """The fold of the acknowledgement stream.
+
+    `latest` is the newest ack that tells the state of the newest world; `saved` are all (attempt, reference) claims;
+    `verified` and `verify_failed` map manifest keys to the host that looked.
+    """
+
+    cursor: str = "0-0"
+    latest: Ack | None = None
+    restored: Ack | None = None
+    failed: Ack | None = None
+    diagnosed: Ack | None = None
+    finished: Ack | None = None
+    terminated: Ack | None = None
+    refused: Ack | None = None
+    saved: tuple[CheckpointReference, ...] = ()
+    verified: tuple[tuple[CheckpointReference, str], ...] = ()
+    verify_failed: tuple[tuple[CheckpointReference, str], ...] = ()
+
+    def fold(self, entry_id: str, ack: Ack) -> "Acks":
+        """The acks after one more stream entry."""
+        after = replace(self, cursor=entry_id)
+        for reference in (*ack.recent, *((ack.checkpoint,) if ack.state is AckState.SAVED and ack.checkpoint else ())):
+            if reference not in after.saved:
+                after = replace(after, saved=(*after.saved, reference))
+        if ack.checkpoint is not None and ack.state is AckState.VERIFIED:
+            return replace(after, verified=(*after.verified, (ack.checkpoint, ack.by)))
+        if ack.checkpoint is not None and ack.state is AckState.VERIFY_FAILED:
+            return replace(after, verify_failed=(*after.verify_failed, (ack.checkpoint, ack.detail)))
+        if ack.state in {AckState.SAVED, AckState.VERIFIED, AckState.VERIFY_FAILED}:
+            return after
+        if ack.state is AckState.REFUSED:
+            return replace(after, refused=ack)
+        if self.latest is not None and (ack.world, ack.attempt) < (self.latest.world, self.latest.attempt):
+            return after
+        after = replace(after, latest=ack)
+        kept = {
+            AckState.RESTORED: "restored",
+            AckState.FAILED: "failed",
+            AckState.DIAGNOSED: "diagnosed",
+            AckState.FINISHED: "finished",
+            AckState.TERMINATED: "terminated",
+        }.get(ack.state)
+        return replace(after, **{kept: ack}) if kept else after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointClaim:
+    """A claim of the trainer after the operator looked at the manifest and the objects it names."""
+
+    reference: CheckpointReference
+    attempt: int
+    usable: bool
+    why: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiringRule:
+    """A rule whose action is no more than Record or Notify, or one that only observes."""
+
+    policy: str
+    rule: str
+    action: str
+    would_have: str
+    attempt: int
+    step: int
+    observed: float | str
+    threshold: float | str | None
+    message: str
+    policy_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the TrainingJob allows, in the engine's units."""
+
+    max_rollbacks: int
+    max_restarts: int
+    window_seconds: float
+    certify_steps: int
+    generation: int
+    suspend: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Everything `remediation.advance` may look at besides the fold of the journal.
+
+    `now` is wall time (RFC 3339, UTC), used only for the budget's window; `overdue` says that the current wait ran
+    past its deadline on the operator's own monotonic clock. `judged_step` is the last step of the current attempt
+    that was judged without a gap; `firing` the latch of the highest enforced rule firing on it.
+    """
+
+    now: str
+    limits: Limits
+    blocked: tuple[str, ...] = ()
+    acks: Acks = Acks()
+    pods: Pods = Pods()
+    hung: str = ""
+    guard: AcceptedGuard | None = None
+    judged_step: int = 0
+    firing: Latch | None = None
+    notes: tuple[FiringRule, ...] = ()
+    claims: tuple[CheckpointClaim, ...] = ()
+    probe: ProbeEvidence | None = None
+    probe_evidence: tuple[Evidence, ...] = ()
+    frozen_evidence: tuple[Evidence, ...] = ()
+    hold_on_nonfinite: bool = False

@@ -1,0 +1,421 @@
+"""The state machine: from what the journal says and what is seen now to the next command. Pure.
+
+`advance` answers one question: what is the next record to write or effect to perform? The caller does it, folds the
+record and asks again, until there is nothing left to do. Nothing here waits, reads a clock or remembers: a new
+operator that folds the same journal and sees the same world asks for the same command.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from trimtab_contract.directives import (
+    AckState,
+    Action,
+    CheckpointReference,
+    LearningRateOverride,
+    OnNonFinite,
+    Reason,
+)
+
+from trimtab_operator import bookkeeping, drafts, worlds
+from trimtab_operator.commands import Append, Command, Perform
+from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
+from trimtab_operator.incidents import Finding, Incident, Latch, Plan, SkipRange
+from trimtab_operator.observation import Observation
+from trimtab_operator.run_state import JournalAction, RunPhase, RunState
+from trimtab_operator.selection import select_rollback
+
+_P = RunPhase
+_STOPPABLE = frozenset({_P.STOPPED})
+
+TRANSITIONS: Mapping[RunPhase, frozenset[RunPhase]] = {
+    _P.PENDING: _STOPPABLE | {_P.WATCHING, _P.FAILED},
+    _P.WATCHING: _STOPPABLE | {_P.HOLDING, _P.COMPLETED, _P.FAILED, _P.NEEDS_HUMAN},
+    _P.HOLDING: _STOPPABLE | {_P.DIAGNOSING, _P.WATCHING, _P.PROBATION},
+    _P.DIAGNOSING: _STOPPABLE | {_P.SELECTING},
+    _P.SELECTING: _STOPPABLE | {_P.AWAITING_APPROVAL, _P.RESTORING, _P.NEEDS_HUMAN},
+    _P.AWAITING_APPROVAL: _STOPPABLE | {_P.RESTORING, _P.NEEDS_HUMAN},
+    _P.RESTORING: _STOPPABLE | {_P.DIAGNOSING_RESTORED, _P.SELECTING, _P.FAILED},
+    _P.DIAGNOSING_RESTORED: _STOPPABLE
+    | {_P.PROBATION, _P.SELECTING, _P.RESTORING, _P.AWAITING_APPROVAL, _P.NEEDS_HUMAN, _P.FAILED},
+    _P.PROBATION: _STOPPABLE | {_P.WATCHING, _P.HOLDING, _P.COMPLETED, _P.FAILED, _P.NEEDS_HUMAN},
+    _P.NEEDS_HUMAN: _STOPPABLE | {_P.SELECTING, _P.WATCHING},
+    _P.FAILED: _STOPPABLE | {_P.PENDING},
+    _P.COMPLETED: frozenset(),
+    _P.STOPPED: frozenset(),
+}
+"""Every legal change of phase; anything else is a programming error and raises."""
+
+ACTION_ORDER = ("Record", "Notify", "Rollback", "Stop")
+
+
+@dataclass(frozen=True, slots=True)
+class IllegalTransition(Exception):
+    """A change of phase that the table does not know."""
+
+    before: RunPhase
+    after: RunPhase
+
+    def __str__(self) -> str:
+        return f"phase {self.before} cannot become {self.after}"
+
+
+def check_transition(before: RunPhase, after: RunPhase) -> None:
+    """Raise IllegalTransition unless the table allows the change."""
+    if after is not before and after not in TRANSITIONS[before]:
+        raise IllegalTransition(before, after)
+
+
+def advance(state: RunState, observation: Observation) -> Command | None:
+    """The next command, or None when all that can be done now is done."""
+    if state.pending is not None:
+        return Perform(state.pending)
+    if state.ended:
+        return None
+    for decide in (bookkeeping.next_record, _next_firing, worlds.next_command, _PHASES[state.phase]):
+        command = decide(state, observation)
+        if command is not None:
+            if isinstance(command, Append) and command.draft.after and "phase" in command.draft.after:
+                check_transition(state.phase, RunPhase(command.draft.after["phase"]))
+            return command
+    return None
+
+
+# Rules that fire ------------------------------------------------------------------------------------------------
+
+
+def _next_firing(state: RunState, observation: Observation) -> Command | None:
+    latch = observation.firing
+    if latch is None or latch.attempt != state.attempt:
+        return None
+    if state.phase in {_P.WATCHING, _P.PENDING}:
+        if state.phase is _P.PENDING:
+            return None
+        name = _incident_name(state, latch)
+        return drafts.record(
+            state,
+            JournalAction.INCIDENT_OPENED,
+            _P.HOLDING,
+            incident=name,
+            reason=drafts.firing_reason(latch),
+            after={"latch": latch},
+            policy_hash=latch.policy.hash,
+        )
+    if state.phase is _P.PROBATION and state.incident is not None:
+        return drafts.record(
+            state,
+            JournalAction.RELAPSED,
+            _P.HOLDING,
+            reason=drafts.firing_reason(latch),
+            after={"latch": latch},
+            policy_hash=latch.policy.hash,
+        )
+    if state.phase in {_P.HOLDING, _P.DIAGNOSING} and state.incident is not None:
+        held = state.incident.latch
+        if ACTION_ORDER.index(latch.action) > ACTION_ORDER.index(held.action):
+            return drafts.record(
+                state,
+                JournalAction.UPGRADED,
+                reason=drafts.firing_reason(latch),
+                after={"latch": latch},
+                policy_hash=latch.policy.hash,
+            )
+    return None
+
+
+def _incident_name(state: RunState, latch: Latch) -> str:
+    return f"a{latch.attempt}-s{latch.first_bad_step}" + (
+        f"-{len(state.incident_names) + 1}"
+        if f"a{latch.attempt}-s{latch.first_bad_step}" in state.incident_names
+        else ""
+    )
+
+
+# Phases ------------------------------------------------------------------------------------------------------------
+
+
+def _pending(state: RunState, observation: Observation) -> Command | None:
+    released = worlds.release_restored(state, observation)
+    if released is not None:
+        return released
+    latest = observation.acks.latest
+    if latest is not None and latest.attempt == state.attempt and latest.state in {AckState.RUNNING, AckState.FINISHED}:
+        return drafts.record(state, JournalAction.WORLD_RUNNING, _P.WATCHING, after={"world": latest.world})
+    return None
+
+
+def _watching(state: RunState, observation: Observation) -> Command | None:
+    for decide in (worlds.release_restored, _complete, _release_self_hold, _renew_on_nonfinite):
+        command = decide(state, observation)
+        if command is not None:
+            return command
+    return None
+
+
+def _probation(state: RunState, observation: Observation) -> Command | None:
+    released = worlds.release_restored(state, observation)
+    if released is not None or state.incident is None:
+        return released
+    until = state.incident.probation_until
+    finished = _finished_and_judged(state, observation)
+    if observation.judged_step >= until or finished:
+        judged = f"all rules green up to step {observation.judged_step}"
+        outcome = f"{judged}, the end of the run" if finished else f"{judged}, behind the probation's last step {until}"
+        return drafts.record(
+            state, JournalAction.INCIDENT_CLOSED, _P.WATCHING, outcome="Recovered", reason={"message": outcome}
+        )
+    return _release_self_hold(state, observation) or _renew_on_nonfinite(state, observation)
+
+
+def _holding(state: RunState, observation: Observation) -> Command | None:
+    incident, directive, world = state.incident, state.directive, state.world
+    if incident is None or directive is None:
+        return None
+    if incident.latch.action == "Stop":
+        stop = drafts.instruct(state, observation, Action.STOP, incident=incident.name)
+        return drafts.intend(state, JournalAction.STOPPED, stop, _P.STOPPED, drafts.firing_reason(incident.latch))
+    if world is None or not world.live:
+        return _held(state, observation, step=observation.judged_step, lost=True, agree=None)
+    if directive.action is not Action.HOLD or directive.incident != incident.name:
+        hold = drafts.instruct(state, observation, Action.HOLD, incident=incident.name)
+        return drafts.intend(state, JournalAction.DIRECTIVE, hold, reason=drafts.firing_reason(incident.latch))
+    latest = observation.acks.latest
+    if (
+        latest is not None
+        and latest.state is AckState.HOLDING
+        and latest.attempt == state.attempt
+        and (latest.epoch, latest.seq) >= directive.order
+        and observation.judged_step >= min(latest.step, incident.latch.fired_step)
+    ):
+        agree = latest.replicas.agree if latest.replicas else None
+        return _held(state, observation, step=latest.step, lost=False, agree=agree)
+    return None
+
+
+def _held(state: RunState, observation: Observation, *, step: int, lost: bool, agree: bool | None) -> Command:
+    latest = observation.acks.latest
+    differing = list(latest.replicas.differing) if latest and latest.replicas and not lost else []
+    return drafts.record(
+        state,
+        JournalAction.HELD,
+        _P.DIAGNOSING,
+        evidence=observation.frozen_evidence,
+        reason={"differing": differing} if differing else None,
+        after={"step": step, "lost": lost, "replicas_agree": agree},
+    )
+
+
+def _diagnosing(state: RunState, observation: Observation) -> Command | None:
+    incident = state.incident
+    if incident is None:
+        return None
+    if incident.replicas_agree is False:
+        finding, why = Finding.TRANSIENT, "replicas disagree: one of them was damaged, the data is not to blame"
+    elif incident.replicas_agree is None:
+        finding, why = Finding.UNDECIDED, "the suspect state is lost with its pods"
+    else:
+        finding, why = Finding.UNDECIDED, "replicas agree; nothing proves a transient fault"
+    return drafts.record(state, JournalAction.DIAGNOSED, _P.SELECTING, after={"finding": finding.value, "why": why})
+
+
+def _selecting(state: RunState, observation: Observation) -> Command | None:
+    incident = state.incident
+    if incident is None:
+        return None
+    retarget = bool(incident.plans) and bool(incident.plans[-1].failed)
+    spent = bookkeeping.rollbacks_in_window(state, observation)
+    if not retarget and spent >= observation.limits.max_rollbacks:
+        why = f"{spent} rollbacks within the budget's window are spent (budget.maxRollbacks)"
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
+    selection = select_rollback(state)
+    if selection.target is None:
+        why = f"no trustworthy checkpoint at or before step {selection.bound} is left"
+        return drafts.record(
+            state,
+            JournalAction.NEEDS_HUMAN,
+            _P.NEEDS_HUMAN,
+            reason={"message": why, "candidates": list(selection.candidates)},
+        )
+    plan = Plan(number=len(incident.plans) + 1, target=selection.target.reference)
+    return drafts.record(
+        state,
+        JournalAction.TARGET_SELECTED,
+        _P.RESTORING,
+        reason={
+            "message": f"step {plan.target.step}: the newest trustworthy one at or before step {selection.bound}",
+            "bound": selection.bound,
+            "candidates": list(selection.candidates),
+        },
+        after={"plan": plan, "counted": not retarget},
+    )
+
+
+def _restoring(state: RunState, observation: Observation) -> Command | None:
+    incident = state.incident
+    if incident is None or incident.target is None:
+        return None
+    if not incident.restoring_attempt:
+        directive = drafts.restore_directive(state, observation, incident)
+        return drafts.intend(
+            state,
+            JournalAction.DIRECTIVE,
+            directive,
+            reason={"message": f"restore step {incident.target.step} in place"},
+        )
+    restored, failed = observation.acks.restored, observation.acks.failed
+    if restored is not None and restored.attempt == incident.restoring_attempt:
+        verified = bookkeeping.verified_while_restoring(state, incident.target, restored.hosts)
+        if verified is not None:
+            return verified
+        return drafts.record(
+            state,
+            JournalAction.RESTORED,
+            _P.DIAGNOSING_RESTORED,
+            after={"attempt": restored.attempt, "checkpoint": incident.target},
+            reason={"message": restored.detail},
+        )
+    if failed is not None and failed.attempt == incident.restoring_attempt:
+        return _reject_target(state, incident.target, f"{failed.reason}: {failed.detail}")
+    return None
+
+
+def _reject_target(state: RunState, target: CheckpointReference, why: str) -> Command:
+    quarantined = bookkeeping.quarantine(state, target, why)
+    if quarantined is not None:
+        return quarantined
+    return drafts.record(
+        state,
+        JournalAction.RESTORE_FAILED,
+        _P.SELECTING,
+        reason={"message": why},
+        after={"key": target.key, "why": why},
+    )
+
+
+def _diagnosing_restored(state: RunState, observation: Observation) -> Command | None:
+    incident = state.incident
+    if incident is None or incident.target is None:
+        return None
+    if incident.finding is Finding.TRANSIENT or incident.extent_done:
+        return _resume(state, observation, incident, incident.target)
+    if observation.probe is None:
+        return None
+    latch = incident.latch
+    extent = find_extent(
+        observation.probe,
+        flagged=latch.flagged,
+        before=latch.remediation.before,
+        after=latch.remediation.after,
+        sigma=latch.sigma,
+        control_limit=latch.control_limit,
+        shrink=latch.on_loss,
+    )
+    return _judge_extent(state, observation, incident.target, extent)
+
+
+def _judge_extent(state: RunState, observation: Observation, target: CheckpointReference, extent: Extent) -> Command:
+    numbers = {
+        "message": extent.message,
+        "control_mean": extent.control_mean,
+        "control_std": extent.control_std,
+        "threshold": extent.threshold,
+        "bad": list(extent.bad),
+    }
+    if extent.outcome is ExtentOutcome.CONTROL_BAD:
+        return _reject_target(state, target, extent.message)
+    if extent.outcome is ExtentOutcome.UNBOUNDED:
+        return drafts.record(
+            state,
+            JournalAction.NEEDS_HUMAN,
+            _P.NEEDS_HUMAN,
+            reason=numbers,
+            evidence=observation.probe_evidence,
+        )
+    first = max(extent.first, drafts.ledger(state).window_of_step(target.step + 1))
+    skip = SkipRange(first=first, last=extent.last, bad=len(extent.bad))
+    return drafts.record(
+        state,
+        JournalAction.EXTENT_FOUND,
+        reason=numbers,
+        evidence=observation.probe_evidence,
+        after={"skip": skip},
+    )
+
+
+def _resume(state: RunState, observation: Observation, incident: Incident, target: CheckpointReference) -> Command:
+    ledger, override = drafts.ledger(state), incident.latch.remediation.learning_rate
+    if incident.extent is not None:
+        ledger = ledger.including(incident.extent.first, incident.extent.last)
+    lr = LearningRateOverride(scale=override.scale, until_step=target.step + override.until_step) if override else None
+    directive = drafts.instruct(state, observation, Action.RUN, skip=ledger.ranges, lr=lr, incident=incident.name)
+    skipped = f"windows {incident.extent.first} to {incident.extent.last}" if incident.extent else "nothing"
+    message = f"resume behind step {target.step}, skipping {skipped}"
+    return drafts.intend(state, JournalAction.DIRECTIVE, directive, _P.PROBATION, {"message": message})
+
+
+# Shared by several phases --------------------------------------------------------------------------------------------
+
+
+def _finished_and_judged(state: RunState, observation: Observation) -> bool:
+    finished = observation.acks.finished
+    return finished is not None and finished.attempt == state.attempt and observation.judged_step >= finished.step
+
+
+def _complete(state: RunState, observation: Observation) -> Command | None:
+    if not _finished_and_judged(state, observation) or observation.firing is not None:
+        return None
+    finish = drafts.instruct(state, observation, Action.FINISH)
+    message = f"all {observation.judged_step} steps are trained and judged"
+    return drafts.intend(state, JournalAction.COMPLETED, finish, _P.COMPLETED, {"message": message})
+
+
+def _release_self_hold(state: RunState, observation: Observation) -> Command | None:
+    """A world that held by itself after a non-finite step goes on when that record fires no enforced rule."""
+    latest, directive = observation.acks.latest, state.directive
+    if (
+        latest is None
+        or directive is None
+        or directive.action is not Action.RUN
+        or latest.state is not AckState.HOLDING
+    ):
+        return None
+    own = latest.reason == Reason.NON_FINITE and (latest.epoch, latest.seq) == directive.order
+    if not own or observation.judged_step < latest.step or directive.release == latest.step:
+        return None
+    run = drafts.instruct(state, observation, Action.RUN, release=latest.step)
+    message = f"no enforced rule fires on the withheld step {latest.step}"
+    return drafts.intend(state, JournalAction.DIRECTIVE, run, reason={"message": message})
+
+
+def _renew_on_nonfinite(state: RunState, observation: Observation) -> Command | None:
+    directive = state.directive
+    if directive is None or directive.action is not Action.RUN:
+        return None
+    wanted = OnNonFinite.HOLD if observation.hold_on_nonfinite else OnNonFinite.CONTINUE
+    if directive.on_nonfinite is wanted:
+        return None
+    run = drafts.instruct(state, observation, Action.RUN)
+    return drafts.intend(
+        state, JournalAction.DIRECTIVE, run, reason={"message": f"policies ask for {wanted} on non-finite"}
+    )
+
+
+def _nothing(_state: RunState, _observation: Observation) -> Command | None:
+    return None
+
+
+_PHASES: Mapping[RunPhase, Callable[[RunState, Observation], Command | None]] = {
+    _P.PENDING: _pending,
+    _P.WATCHING: _watching,
+    _P.HOLDING: _holding,
+    _P.DIAGNOSING: _diagnosing,
+    _P.SELECTING: _selecting,
+    _P.AWAITING_APPROVAL: _nothing,
+    _P.RESTORING: _restoring,
+    _P.DIAGNOSING_RESTORED: _diagnosing_restored,
+    _P.PROBATION: _probation,
+    _P.NEEDS_HUMAN: _nothing,
+    _P.COMPLETED: _nothing,
+    _P.STOPPED: _nothing,
+    _P.FAILED: bookkeeping.reopen,
+}

@@ -1,0 +1,107 @@
+"""Which checkpoint to restore, and why not the others. Pure.
+
+Only checkpoints of the surviving history count: one taken in an abandoned attempt is never chosen, whoever asks.
+"""
+
+from dataclasses import dataclass
+
+from trimtab_operator.incidents import Candidate
+from trimtab_operator.run_state import Checkpoint, CheckpointState, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen checkpoint, or None, and what was thought of each one, newest first."""
+
+    target: Checkpoint | None
+    candidates: tuple[Candidate, ...]
+    bound: int
+
+
+def rollback_bound(state: RunState) -> int:
+    """The newest step a rollback of the open incident may restore.
+
+    The first plan goes `margin` steps before the first bad one; each relapse multiplies the margin and goes behind
+    the target that did not help.
+    """
+    incident = state.incident
+    if incident is None:
+        message = "a rollback needs an open incident"
+        raise ValueError(message)
+    settings = incident.latch.remediation
+    margin = round(settings.margin * settings.margin_factor**incident.relapses)
+    bound = incident.latch.first_bad_step - margin
+    if incident.relapses and incident.target is not None:
+        bound = min(bound, incident.target.step - 1)
+    return bound
+
+
+def select_rollback(state: RunState) -> Selection:
+    """The checkpoint the open incident goes back to.
+
+    Verified and certified ones count, and committed ones too: they are verified whole by the world that restores
+    them, so the choice does not depend on how far background verification had got. After a relapse a certified one
+    is preferred. The state at step 0 is the last candidate whatever the bound.
+    """
+    bound = rollback_bound(state)
+    incident = state.incident
+    relapsed = incident is not None and incident.relapses > 0
+    usable: list[Checkpoint] = []
+    thoughts: list[tuple[Checkpoint, str]] = []
+    for checkpoint in _newest_first(state):
+        why_not = _why_not(state, checkpoint)
+        if not why_not and checkpoint.reference.step > bound and checkpoint.reference.step > 0:
+            why_not = f"newer than step {bound}, the first bad step less the margin"
+        if not why_not:
+            usable.append(checkpoint)
+        thoughts.append((checkpoint, why_not))
+    certified = [item for item in usable if item.state is CheckpointState.CERTIFIED]
+    target = (certified if relapsed and certified else usable)[0] if usable else None
+    return Selection(target, _explain(thoughts, target, relapsed=relapsed), bound)
+
+
+def select_restart(state: RunState) -> Checkpoint | None:
+    """The checkpoint a new world starts from after a fault: the newest one of the surviving history."""
+    return next((item for item in _newest_first(state) if not _why_not(state, item)), None)
+
+
+def _newest_first(state: RunState) -> list[Checkpoint]:
+    return sorted(state.checkpoints, key=lambda item: (item.reference.step, item.attempt), reverse=True)
+
+
+def _why_not(state: RunState, checkpoint: Checkpoint) -> str:
+    if not state.surviving(checkpoint):
+        return f"taken in attempt {checkpoint.attempt}, which is no part of the surviving history at this step"
+    if checkpoint.state is CheckpointState.QUARANTINED:
+        return f"quarantined: {checkpoint.why}"
+    failures = state.restore_failures.count(checkpoint.reference.key)
+    if failures:
+        return f"failed to restore {failures} time(s)"
+    return ""
+
+
+def _explain(
+    thoughts: list[tuple[Checkpoint, str]], target: Checkpoint | None, *, relapsed: bool
+) -> tuple[Candidate, ...]:
+    explained: list[Candidate] = []
+    for checkpoint, why_not in thoughts:
+        chosen = target is not None and checkpoint.reference.key == target.reference.key
+        why = why_not
+        if chosen:
+            why = (
+                "the newest certified one old enough"
+                if relapsed and checkpoint.state is CheckpointState.CERTIFIED
+                else ("the newest one old enough")
+            )
+        elif not why:
+            why = "an older one than the chosen"
+        explained.append(
+            Candidate(
+                step=checkpoint.reference.step,
+                attempt=checkpoint.attempt,
+                state=checkpoint.state.value,
+                chosen=chosen,
+                why=why,
+            )
+        )
+    return tuple(explained)
