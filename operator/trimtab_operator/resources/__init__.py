@@ -1,0 +1,36 @@
+"""The custom resources: pydantic models, and the CustomResourceDefinitions generated from them; pure."""
+
+from trimtab_operator.resources.definitions import API_VERSION, GROUP, VERSION, custom_resource_definitions, to_yaml
+from trimtab_operator.resources.guard_incident import (
+    MAX_PLANS,
+    GuardIncidentSpec,
+    GuardIncidentStatus,
+    IncidentPlan,
+    Trigger,
+    incident_name,
+)
+from trimtab_operator.resources.guard_policy import GuardPolicyStatus
+from trimtab_operator.resources.parsing import parse_training_job_spec, to_wire
+from trimtab_operator.resources.training_job import MAX_NAME, TrainingJobSpec, TrainingJobStatus
+from trimtab_operator.resources.values import parse_duration
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "MAX_NAME",
+    "MAX_PLANS",
+    "VERSION",
+    "GuardIncidentSpec",
+    "GuardIncidentStatus",
+    "GuardPolicyStatus",
+    "IncidentPlan",
+    "TrainingJobSpec",
+    "TrainingJobStatus",
+    "Trigger",
+    "custom_resource_definitions",
+    "incident_name",
+    "parse_duration",
+    "parse_training_job_spec",
+    "to_wire",
+    "to_yaml",
+]
