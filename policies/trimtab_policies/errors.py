@@ -1,0 +1,45 @@
+"""Errors of the policies.
+
+PolicyError
+├── InvalidPolicy    a GuardPolicy that cannot be obeyed; carries every error with its path
+├── MetricMismatch   a rule reads a metric as a scalar that is a vector, or the reverse
+├── EmptyHistory     judgement was asked for before any record arrived
+└── InvalidLineage   attempts that do not form a tree
+"""
+
+from dataclasses import dataclass
+
+
+class PolicyError(ValueError):
+    """Anything the policies refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One wrong field: its path, such as `spec.rules[2].spike.sigma`, and what to do about it."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class InvalidPolicy(PolicyError):
+    """A GuardPolicy spec that cannot be obeyed."""
+
+    def __init__(self, errors: tuple[FieldError, ...]) -> None:
+        self.errors = errors
+        super().__init__("; ".join(str(error) for error in errors))
+
+
+class MetricMismatch(PolicyError):
+    """A rule and a record disagree on whether a metric is a scalar or a vector."""
+
+
+class EmptyHistory(PolicyError):
+    """There is no record to judge."""
+
+
+class InvalidLineage(PolicyError):
+    """An attempt names a parent that does not precede it, or appears twice."""
