@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -203,8 +203,8 @@ def _client(url: str, connect_timeout: float, socket_timeout: float | None, max_
 
 
 async def _execute(client: Redis, *arguments: str | bytes | int) -> Any:
-    call: Callable[..., Awaitable[Any]] = client.execute_command  # pyright: ignore[reportUnknownMemberType] untyped in redis-py
-    return await call(*arguments)  # pyright: ignore[reportUnknownVariableType] as above
+    call = cast("Callable[..., Awaitable[Any]]", client.execute_command)  # pyright: ignore[reportUnknownMemberType] untyped in redis-py
+    return await call(*arguments)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from boto3.session import Session
@@ -345,7 +345,7 @@ def _client(location: S3Location, credentials: S3Credentials | None, attempts: i
     )
     try:
         # A session of its own: the default one is shared and not safe between threads.
-        make: Callable[..., Any] = Session().client  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] boto3 carries no types
+        make = cast("Callable[..., Any]", Session().client)  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
         return make(
             "s3",
             endpoint_url=location.endpoint or None,
