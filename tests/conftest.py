@@ -1,5 +1,7 @@
 """Fixtures that several rooms share."""
 
 from object_store_fixture import object_store
+from redis_fixture import redis_server
+from sandbox_fixture import cluster, pytest_collection_modifyitems, replaced_sandbox, sandbox
 
-__all__ = ["object_store"]
+__all__ = ["cluster", "object_store", "pytest_collection_modifyitems", "redis_server", "replaced_sandbox", "sandbox"]
