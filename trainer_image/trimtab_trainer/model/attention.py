@@ -14,6 +14,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from trimtab_trainer.tensors import transposed, true_indices
 
 GATE_MARGIN: Final = 1e-4
@@ -22,7 +23,7 @@ GATE_MARGIN: Final = 1e-4
 FULL_PRODUCT_FRACTION: Final = 0.1
 """Above this share of rows, one product for all rows is cheaper than gathering the rows."""
 
-CHUNK_ROWS: Final = 128
+CHUNK_ROWS: Final = 64
 """Query rows per product: the scores of one chunk stay in cache."""
 
 _KERNEL_SCHEMA: Final = (

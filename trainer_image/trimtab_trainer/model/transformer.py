@@ -7,6 +7,7 @@ from typing import Final, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from trimtab_trainer.model.attention import AttentionResult, causal_attention
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.optim.config import MuonClipConfig
 
 

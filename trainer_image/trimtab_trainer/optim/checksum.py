@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.tensors import integers
 
 CHUNK_WORDS: Final = 1 << 16
@@ -60,7 +61,7 @@ def _weighted_sum(words: Tensor, offset: int) -> Tensor:
     for start in range(0, words.numel(), CHUNK_WORDS):
         chunk = words[start : start + CHUNK_WORDS].to(torch.int64)
         # sum((2 (o + i) + 1) x_i) = 2 o sum(x_i) + sum((2 i + 1) x_i)
-        total += 2 * (offset + start) * chunk.sum() + (chunk * _odd_numbers(words.device)[: len(chunk)]).sum()
+        total += 2 * (offset + start) * chunk.sum() + chunk.dot(_odd_numbers(words.device)[: len(chunk)])
     return total
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.tensors import global_norm
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.newton_schulz import COEFFICIENT_SETS, COMPUTE_TYPES, newton_schulz
 

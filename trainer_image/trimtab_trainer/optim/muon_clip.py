@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.fields import raise_if_any
 from trimtab_trainer.optim.adamw import AdamW
 from trimtab_trainer.optim.config import MuonClipConfig

@@ -4,10 +4,11 @@ One function per line of Algorithm 1 in Kimi K2 (arXiv 2507.20534); AdamW after 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.newton_schulz import Polynomials
 from trimtab_trainer.tensors import singular_value_decomposition
@@ -69,14 +70,11 @@ def largest_logits(query: Tensor, key: Tensor) -> Tensor:
     return scores.masked_fill(~visible, -math.inf).amax((0, 2, 3))
 
 
-def clip_head(
-    query: MatrixState, key: MatrixState, head: int, heads: int, largest: float, threshold: float
-) -> tuple[MatrixState, MatrixState]:
-    """If S > tau: gamma = tau / S, and the head's rows of both weights times sqrt(gamma)."""
+def clip_head(weight: Tensor, head: int, heads: int, largest: float, threshold: float) -> Tensor:
+    """If S > tau: gamma = tau / S, and this head's rows of the query or key weight (or bias) times sqrt(gamma)."""
     if largest <= threshold:
-        return query, key
-    root = math.sqrt(threshold / largest)
-    rows = len(query.weight) // heads
-    factors = torch.ones(len(query.weight), 1, dtype=query.weight.dtype)
-    factors[head * rows : (head + 1) * rows] = root
-    return replace(query, weight=query.weight * factors), replace(key, weight=key.weight * factors)
+        return weight
+    rows = len(weight) // heads
+    factors = torch.ones_like(weight)
+    factors[head * rows : (head + 1) * rows] = math.sqrt(threshold / largest)
+    return weight * factors

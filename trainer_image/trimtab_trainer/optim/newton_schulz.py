@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.optim.config import CoefficientSet, ComputeType
 from trimtab_trainer.tensors import frobenius_norms, transposed
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.tensors import first_index
 
 

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import torch
 from torch import Tensor
+
 from trimtab_trainer.fields import raise_if_any
 
 Optimizer = Literal["muon", "adamw"]

@@ -1,0 +1,134 @@
+"""Largest logits: exact where they matter, honest bounds elsewhere; gradients untouched by the method."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from trimtab_trainer.model import attention
+from trimtab_trainer.model.attention import causal_attention, full_product_max_logit
+from trimtab_trainer.optim.muonclip_reference import largest_logits
+
+SHAPES = [(2, 3, 16, 8), (1, 2, 37, 16), (3, 4, 130, 32), (1, 1, 1, 4), (2, 2, 257, 8)]
+
+
+def heads(shape: tuple[int, ...], *gains: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Query, key and value [batch, heads, tokens, dimension]; the queries of head h are `gains[h]` times larger."""
+    batch, count, tokens, dimension = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    tensors = [torch.randn(batch, tokens, count, dimension, generator=generator).transpose(1, 2) for _ in range(3)]
+    gain = torch.tensor([*gains, *[1.0] * (count - len(gains))])
+    return tuple((t * (gain[:, None, None] if i == 0 else 1.0)).to(dtype) for i, t in enumerate(tensors))
+
+
+def test_this_pytorch_has_the_kernel_that_returns_the_log_sum_exp() -> None:
+    assert attention.kernel_returns_log_sum_exp()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_full_product_is_exact(shape: tuple[int, ...]) -> None:
+    query, key, _ = heads(shape)
+    expected = largest_logits(query, key)
+    torch.testing.assert_close(full_product_max_logit(query, key).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_future_is_not_seen() -> None:
+    query = torch.zeros(1, 1, 3, 4)
+    query[..., 0] = 1
+    key = torch.zeros(1, 1, 3, 4)
+    key[0, 0, :, 0] = torch.tensor([1.0, -8.0, 40.0])
+    query[0, 0, 2, 0] = -1
+    result = causal_attention(query, key, key, threshold=0.1, exact=False)
+    assert result.exact.tolist() == [True]
+    # Row 2 sees -1/2, 4 and -20; rows 0 and 1 see 1/2 and must not see 20.
+    assert result.max_logit.tolist() == [4.0]
+    assert full_product_max_logit(query, key).tolist() == [4.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_heads_above_the_threshold_are_exact_and_the_others_bounded(
+    shape: tuple[int, ...], fraction: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
+    query, key, value = heads(shape, dtype=dtype)
+    query[:, 0] = 10 * key[:, 0]
+    truth = largest_logits(query, key)
+    threshold = truth[0].item() * 0.6
+    result = causal_attention(query, key, value, threshold=threshold, exact=False)
+    assert result.exact[truth > threshold].all()
+    assert result.exact[0]
+    torch.testing.assert_close(result.max_logit[result.exact].double(), truth[result.exact], rtol=2e-6, atol=2e-5)
+    assert (result.max_logit.double() >= truth - 1e-4 * truth.abs() - 1e-4).all()
+    assert (result.max_logit[~result.exact] <= threshold).all()
+
+
+def test_a_head_exactly_at_the_threshold_is_exact() -> None:
+    query, key, value = heads((2, 3, 64, 16), 20.0)
+    threshold = largest_logits(query, key).max().item()
+    result = causal_attention(query, key, value, threshold=threshold, exact=False)
+    assert result.exact[0]
+
+
+def test_without_hot_heads_bounds_exceed_the_maximum_by_at_most_the_logarithm_of_the_length() -> None:
+    query, key, value = heads((2, 3, 64, 16))
+    result = causal_attention(query, key, value, threshold=1e6, exact=False)
+    excess = result.max_logit.double() - largest_logits(query, key)
+    assert not result.exact.any()
+    assert (excess > 0).all()
+    assert (excess <= math.log(64)).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_exact_means_every_head(shape: tuple[int, ...]) -> None:
+    query, key, value = heads(shape)
+    result = causal_attention(query, key, value, threshold=math.inf, exact=True)
+    assert result.exact.all()
+    torch.testing.assert_close(result.max_logit.double(), largest_logits(query, key), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_output_and_gradients_are_bit_equal_to_plain_attention(
+    shape: tuple[int, ...], dtype: torch.dtype, exact: bool
+) -> None:
+    def run(plain: bool) -> list[Tensor]:
+        inputs = [tensor.detach().requires_grad_() for tensor in heads(shape, 30.0, dtype=dtype)]
+        if plain:
+            output = F.scaled_dot_product_attention(*inputs, is_causal=True)
+        else:
+            output = causal_attention(*inputs, threshold=10.0, exact=exact).output
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+        (output * weights).sum().backward()
+        return [output, *(tensor.grad for tensor in inputs)]
+
+    for ours, plain in zip(run(plain=False), run(plain=True), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def test_without_the_kernel_every_head_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = heads((2, 3, 64, 16))
+    with_kernel = causal_attention(query, key, value, threshold=math.inf, exact=True)
+    monkeypatch.setattr(attention, "kernel_returns_log_sum_exp", lambda: False)
+    without = causal_attention(query, key, value, threshold=math.inf, exact=False)
+    assert without.exact.all()
+    assert torch.equal(without.max_logit, with_kernel.max_logit)
+    assert torch.equal(without.output, with_kernel.output)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_query_that_is_not_finite_leaves_its_head_not_finite(bad: float, exact: bool) -> None:
+    query, key, value = heads((2, 3, 64, 16))
+    query[1, 2, 5, 3] = bad
+    result = causal_attention(query, key, value, threshold=10.0, exact=exact)
+    assert result.max_logit.isfinite().tolist() == [True, True, False]
+
+
+def test_the_largest_logit_carries_no_gradient() -> None:
+    inputs = [tensor.requires_grad_() for tensor in heads((1, 2, 16, 8))]
+    for exact in (False, True):
+        assert not causal_attention(*inputs, threshold=1.0, exact=exact).max_logit.requires_grad

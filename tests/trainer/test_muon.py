@@ -1,0 +1,187 @@
+"""Muon's update: momentum, scale and decay by hand, and wrong variants that the same checks refuse."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from trimtab_trainer.optim.config import MuonClipConfig
+from trimtab_trainer.optim.muon import Muon, apply_updates, muon_updates
+from trimtab_trainer.optim.newton_schulz import QUINTIC, newton_schulz
+
+EXACT = MuonClipConfig(newton_schulz_dtype="float64", momentum=0.9, nesterov=False, decay=0.1)
+
+Updates = Callable[[Tensor, Tensor, MuonClipConfig], Tensor]
+Apply = Callable[[list[Tensor], Tensor, float, float], None]
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def check_momentum(updates: Updates) -> None:
+    """After G1 and G2 the momentum is mu G1 + G2, whatever was made of it in between."""
+    for nesterov in (False, True):
+        config = replace(EXACT, nesterov=nesterov)
+        first, second, momentum = gaussian(2, 8, 6, seed=1), gaussian(2, 8, 6, seed=2), torch.zeros(2, 8, 6).double()
+        updates(first, momentum, config)
+        torch.testing.assert_close(momentum, first, rtol=0, atol=0)
+        updates(second, momentum, config)
+        torch.testing.assert_close(momentum, 0.9 * first + second, rtol=1e-15, atol=1e-15)
+
+
+def check_direction(updates: Updates) -> None:
+    """The update orthogonalises M, and with Nesterov G + mu M, at 0.2 sqrt(max(rows, columns))."""
+    for nesterov in (False, True):
+        config = replace(EXACT, nesterov=nesterov)
+        gradient, momentum = gaussian(1, 8, 24, seed=1), gaussian(1, 8, 24, seed=2)
+        advanced = 0.9 * momentum + gradient
+        direction = gradient + 0.9 * advanced if nesterov else advanced
+        expected = newton_schulz(direction, QUINTIC, torch.float64) * 0.2 * math.sqrt(24)
+        torch.testing.assert_close(updates(gradient, momentum, config), expected, rtol=1e-12, atol=1e-13)
+
+
+def check_decay(apply: Apply) -> None:
+    """W - lr (O + decay W): the decay uses the base rate, and a zero update leaves W (1 - lr decay) exactly."""
+    weight, update = gaussian(4, 3), gaussian(1, 4, 3, seed=1)
+    changed = weight.clone()
+    apply([changed], update, 0.01, 0.1)
+    torch.testing.assert_close(changed, weight - 0.01 * (update[0] + 0.1 * weight), rtol=1e-14, atol=1e-15)
+    decayed = weight.clone()
+    apply([decayed], torch.zeros(1, 4, 3).double(), 0.01, 0.1)
+    assert torch.equal(decayed, weight * (1 - 0.01 * 0.1))
+
+
+def aliased_momentum(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
+    result = muon_updates(gradients, momentum, config)
+    if not config.nesterov:
+        momentum.div_(momentum.norm())
+    return result
+
+
+def averaged_momentum(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
+    momentum.lerp_(gradients, 1 - config.momentum)
+    return muon_updates(torch.zeros_like(gradients), momentum.clone(), config)
+
+
+def scaled_by_the_smaller_side(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
+    rows, columns = gradients.shape[-2:]
+    return muon_updates(gradients, momentum, config) * math.sqrt(min(rows, columns) / max(rows, columns))
+
+
+def without_the_factor(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
+    return muon_updates(gradients, momentum, config) / 0.2
+
+
+def never_nesterov(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
+    return muon_updates(gradients, momentum, replace(config, nesterov=False))
+
+
+def clamped_updates(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
+    return muon_updates(gradients, momentum, config).clamp(-0.3, 0.3)
+
+
+def decay_at_the_scaled_rate(parameters: list[Tensor], updates: Tensor, lr: float, decay: float) -> None:
+    apply_updates(parameters, updates, lr, decay * 0.2 * math.sqrt(4))
+
+
+def decay_not_times_the_rate(parameters: list[Tensor], updates: Tensor, lr: float, decay: float) -> None:
+    apply_updates(parameters, updates, lr, decay / lr)
+
+
+def test_momentum_is_the_running_sum_and_nothing_else_writes_to_it() -> None:
+    check_momentum(muon_updates)
+
+
+def test_updates_are_the_scaled_orthogonal_direction() -> None:
+    check_direction(muon_updates)
+
+
+def test_decay_is_decoupled_and_uses_the_base_rate() -> None:
+    check_decay(apply_updates)
+
+
+@pytest.mark.parametrize("mutant", [aliased_momentum, averaged_momentum])
+def test_the_momentum_check_refuses(mutant: Updates) -> None:
+    with pytest.raises(AssertionError):
+        check_momentum(mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [scaled_by_the_smaller_side, without_the_factor, never_nesterov, clamped_updates, averaged_momentum],
+)
+def test_the_direction_check_refuses(mutant: Updates) -> None:
+    with pytest.raises(AssertionError):
+        check_direction(mutant)
+
+
+@pytest.mark.parametrize("mutant", [decay_at_the_scaled_rate, decay_not_times_the_rate])
+def test_the_decay_check_refuses(mutant: Apply) -> None:
+    with pytest.raises(AssertionError):
+        check_decay(mutant)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_bfloat16_products_leave_the_float32_momentum_alone(nesterov: bool) -> None:
+    config = MuonClipConfig(momentum=0.9, nesterov=nesterov)
+    momentum = torch.zeros(1, 8, 5)
+    muon_updates(torch.ones(1, 8, 5), momentum, config)
+    assert torch.equal(momentum, torch.ones(1, 8, 5))
+    muon_updates(torch.zeros(1, 8, 5), momentum, config)
+    assert torch.equal(momentum, torch.full((1, 8, 5), 0.9))
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (128, 512), (512, 128)])
+def test_full_rank_updates_have_a_root_mean_square_near_a_fifth(shape: tuple[int, int]) -> None:
+    gradient = gaussian(1, *shape).float()
+    update = muon_updates(gradient, torch.zeros_like(gradient), MuonClipConfig())
+    assert 0.13 <= update.square().mean().sqrt() <= 0.23
+
+
+def test_a_low_rank_update_is_smaller() -> None:
+    gradient = (gaussian(1, 128, 8) @ gaussian(1, 8, 128, seed=1)).float()
+    update = muon_updates(gradient, torch.zeros_like(gradient), MuonClipConfig())
+    assert update.square().mean().sqrt() < 0.08
+
+
+def test_the_first_step_follows_pytorch_muon() -> None:
+    weight, gradient = gaussian(32, 48).float(), gaussian(32, 48, seed=1).float()
+    theirs = torch.nn.Parameter(weight.clone())
+    theirs.grad = gradient.clone()
+    torch.optim.Muon(
+        [theirs], lr=0.01, weight_decay=0.1, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    ).step()
+    ours = weight.clone().requires_grad_()
+    ours.grad = gradient.clone()
+    Muon({"w": ours}, MuonClipConfig(momentum=0.95, nesterov=True, decay=0.1)).step(0.01)
+    step = (theirs - weight).norm()
+    assert (ours - theirs).norm() / step < 0.02
+
+
+def test_one_large_matrix_at_a_time_equals_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[Tensor]:
+        parameters = {name: gaussian(24, 16, seed=seed).requires_grad_() for seed, name in enumerate("abc")}
+        for seed, parameter in enumerate(parameters.values()):
+            parameter.grad = gaussian(24, 16, seed=10 + seed)
+        Muon(parameters, EXACT).step(0.1)
+        return [parameter.detach() for parameter in parameters.values()]
+
+    stacked = run()
+    monkeypatch.setattr("trimtab_trainer.optim.muon.LARGEST_BATCHED_SIDE", 8)
+    torch.testing.assert_close(run(), stacked, rtol=1e-12, atol=1e-13)
+
+
+def test_a_missing_gradient_counts_as_zero() -> None:
+    def run(gradient: Tensor | None) -> Tensor:
+        parameter = gaussian(6, 4).requires_grad_()
+        muon = Muon({"w": parameter}, EXACT)
+        parameter.grad = gaussian(6, 4, seed=1)
+        muon.step(0.1)
+        parameter.grad = gradient
+        muon.step(0.1)
+        return parameter.detach()
+
+    assert torch.equal(run(None), run(torch.zeros(6, 4).double()))

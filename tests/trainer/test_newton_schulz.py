@@ -1,0 +1,117 @@
+"""Newton-Schulz against the scalar polynomial, the singular value decomposition and higher precision."""
+
+import pytest
+import torch
+from torch import Tensor
+from trimtab_trainer.optim.muonclip_reference import orthogonalise
+from trimtab_trainer.optim.newton_schulz import POLAR_EXPRESS, QUINTIC, Polynomials, newton_schulz
+
+SHAPES = [(64, 64), (96, 64), (64, 96), (128, 512)]
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def scalar_map(value: float, polynomials: Polynomials) -> float:
+    for a, b, c in polynomials:
+        value = a * value + b * value**3 + c * value**5
+    return value
+
+
+@pytest.mark.parametrize(("value", "mapped"), [(1.0, 0.6964), (0.1, 0.7121), (0.01, 0.6989), (1e-3, 0.4705)])
+def test_the_quintic_maps_singular_values_as_computed_by_hand(value: float, mapped: float) -> None:
+    assert scalar_map(value, QUINTIC) == pytest.approx(mapped, abs=5e-5)
+    # A second singular value completes the norm to 1, so that the iteration starts at `value`.
+    matrix = torch.diag(torch.tensor([value, (1 - value**2) ** 0.5], dtype=torch.float64))
+    result = newton_schulz(matrix[None], QUINTIC, torch.float64)[0, 0, 0].item()
+    assert result == pytest.approx(mapped, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("polynomials", "smallest", "low", "high"), [(QUINTIC, 0.01, 0.68, 1.135), (POLAR_EXPRESS, 0.001, 0.84, 1.13)]
+)
+def test_every_coefficient_set_brings_singular_values_near_one(
+    polynomials: Polynomials, smallest: float, low: float, high: float
+) -> None:
+    values = [scalar_map(smallest ** (exponent / 1000), polynomials) for exponent in range(1001)]
+    assert min(values) > low
+    assert max(values) < high
+
+
+def test_a_diagonal_matrix_gives_the_published_values() -> None:
+    result = newton_schulz(torch.diag(torch.tensor([3.0, 1.0]).double())[None], QUINTIC, torch.float64)[0]
+    expected = torch.diag(torch.tensor([0.7530334535662773, 1.1337062282349244], dtype=torch.float64))
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-14)
+
+
+def test_bfloat16_gives_the_published_values_of_a_diagonal_matrix() -> None:
+    result = newton_schulz(torch.diag(torch.tensor([3.0, 1.0]))[None], QUINTIC, torch.bfloat16)[0]
+    assert result.diag().tolist() == [0.75, 1.1328125]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("polynomials", [QUINTIC, POLAR_EXPRESS])
+def test_products_agree_with_polynomials_of_the_singular_values(
+    shape: tuple[int, int], polynomials: Polynomials
+) -> None:
+    matrices = gaussian(3, *shape)
+    results = newton_schulz(matrices, polynomials, torch.float64)
+    expected = torch.stack([orthogonalise(matrix, polynomials) for matrix in matrices])
+    torch.testing.assert_close(results, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_result_points_where_the_polar_factor_points(shape: tuple[int, int]) -> None:
+    matrix = gaussian(*shape)
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    polar = left @ right
+    result = newton_schulz(matrix[None], QUINTIC, torch.float64)[0]
+    cosine = (result * polar).sum() / (result.norm() * polar.norm())
+    assert cosine >= 0.975
+    assert (result - polar).abs().max() <= 0.15
+    assert 0.15 <= (result - polar).norm() / polar.norm() <= 0.30
+
+
+def test_singular_values_away_from_zero_end_in_the_published_range() -> None:
+    values = torch.linalg.svdvals(newton_schulz(gaussian(1, 128, 512), QUINTIC, torch.float64)[0])
+    assert values.min() >= 0.67
+    assert values.max() <= 1.21
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_stays_within_three_percent_of_float64(shape: tuple[int, int]) -> None:
+    matrices = gaussian(2, *shape)
+    exact = newton_schulz(matrices, QUINTIC, torch.float64)
+    rounded = newton_schulz(matrices.float(), QUINTIC, torch.bfloat16).double()
+    assert 0 < (rounded - exact).norm() / exact.norm() < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("exponent", [-10, 10])
+def test_a_power_of_two_changes_no_bit(dtype: torch.dtype, exponent: int) -> None:
+    matrices = gaussian(2, 48, 32).float()
+    scaled = newton_schulz(matrices * 2.0**exponent, QUINTIC, dtype)
+    assert torch.equal(scaled, newton_schulz(matrices, QUINTIC, dtype))
+
+
+def test_other_scales_and_row_orders_change_the_result_only_by_rounding() -> None:
+    matrices = gaussian(1, 96, 64).float()
+    result = newton_schulz(matrices, QUINTIC, torch.bfloat16)
+    scaled = newton_schulz(matrices * 3.7, QUINTIC, torch.bfloat16)
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+    permuted = newton_schulz(matrices[:, order], QUINTIC, torch.bfloat16)
+    assert (scaled - result).norm() / result.norm() < 0.03
+    assert (permuted - result[:, order]).norm() / result.norm() < 0.01
+
+
+def test_a_zero_matrix_stays_zero() -> None:
+    assert not newton_schulz(torch.zeros(2, 8, 16), QUINTIC, torch.bfloat16).any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stack_gives_what_its_matrices_give_alone(shape: tuple[int, int]) -> None:
+    matrices = gaussian(4, *shape)
+    stacked = newton_schulz(matrices, QUINTIC, torch.float64)
+    alone = torch.cat([newton_schulz(matrix[None], QUINTIC, torch.float64) for matrix in matrices])
+    torch.testing.assert_close(stacked, alone, rtol=1e-12, atol=1e-13)

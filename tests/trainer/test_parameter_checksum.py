@@ -1,0 +1,68 @@
+"""The parameter checksum sees any one bit, any exchange, and names the tensor."""
+
+import pytest
+import torch
+from torch import Tensor
+from trimtab_trainer.model import Transformer, TransformerConfig
+from trimtab_trainer.optim import checksum
+from trimtab_trainer.optim.checksum import parameter_checksum
+
+
+def named(seed: int = 0) -> list[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (name, torch.randn(*shape, generator=generator)) for name, shape in (("a", (7, 5)), ("b", (9,)), ("c", (3, 4)))
+    ]
+
+
+def test_equal_parameters_have_equal_checksums() -> None:
+    shape = TransformerConfig(width=16, layers=1, heads=1)
+    first, second = (parameter_checksum(Transformer(shape, seed=3).named_parameters()) for _ in range(2))
+    assert first == second
+    assert first.first_difference(second) is None
+
+
+def test_the_checksum_is_the_defined_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [word for _, tensor in named() for word in tensor.view(torch.int32).flatten().tolist()]
+    expected = sum((2 * index + 1) * word for index, word in enumerate(words)) % 2**64
+    assert parameter_checksum(named()).total == expected
+    monkeypatch.setattr(checksum, "CHUNK_WORDS", 4)
+    assert parameter_checksum(named()).total == expected
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_any_single_bit_is_seen_and_its_tensor_named(bit: int) -> None:
+    tensors = named()
+    before = parameter_checksum(tensors)
+    words = tensors[1][1].view(torch.int32)
+    words[4] ^= (1 << bit) if bit < 31 else -(1 << 31)
+    after = parameter_checksum(tensors)
+    assert after.total != before.total
+    assert after.first_difference(before) == "b"
+
+
+def test_exchanged_values_are_seen_within_and_across_tensors() -> None:
+    before = parameter_checksum(named())
+    within = named()
+    within[0][1][[0, 3]] = within[0][1][[3, 0]]
+    assert parameter_checksum(within).total != before.total
+    across = named()
+    first, second = across[0][1][2, 2].clone(), across[2][1][1, 1].clone()
+    across[0][1][2, 2], across[2][1][1, 1] = second, first
+    assert parameter_checksum(across).total != before.total
+
+
+def test_bits_count_not_values() -> None:
+    zero, minus_zero = [("z", torch.zeros(3))], [("z", -torch.zeros(3))]
+    assert parameter_checksum(zero).total != parameter_checksum(minus_zero).total
+    nan = [("z", torch.full((3,), torch.nan))]
+    assert parameter_checksum(nan) == parameter_checksum(nan)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_are_seen_too(dtype: torch.dtype) -> None:
+    tensor = torch.arange(6).to(dtype).view(2, 3)
+    before = parameter_checksum([("t", tensor)])
+    transposed = parameter_checksum([("t", tensor.T)])
+    tensor[1, 2] += 1
+    assert len({before.total, transposed.total, parameter_checksum([("t", tensor)]).total}) == 3
