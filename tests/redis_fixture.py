@@ -99,7 +99,7 @@ class RedisServer:
     def _answers(self) -> bool:
         try:
             with self.client() as client:
-                return bool(client.ping())
+                return bool(client.ping())  # pyright: ignore[reportUnknownMemberType] untyped in redis-py
         except (RedisError, OSError):
             return False
 
