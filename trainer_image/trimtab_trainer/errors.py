@@ -7,7 +7,9 @@ TrainerError
 │   ├── StoreUnavailable  the object store does not answer: temporary, try again
 │   ├── StoreRefused      the object store said no: permanent until somebody mends it
 │   └── ObjectMissing     there is no such object
+├── SaveBroken            a checkpoint's shards could not be written on this machine
 ├── RestoreFailed         a checkpoint cannot be restored; the live state is untouched
+├── BusUnavailable        Redis does not answer or refuses this run's user: records wait
 ├── PeerLost              another rank does not answer: nothing that needs all ranks can be done any more
 └── WorldEnded            the world ends here, for a reason of the contract
 """
@@ -52,6 +54,10 @@ class ObjectMissing(StoreError):
     """There is no object under this key."""
 
 
+class SaveBroken(TrainerError):
+    """A checkpoint's shards could not be written locally, or not completely."""
+
+
 class RestoreFailed(TrainerError):
     """A checkpoint cannot be restored. The state in memory is what it was before.
 
@@ -63,6 +69,10 @@ class RestoreFailed(TrainerError):
         self.object_name = object_name
         self.detail = detail
         super().__init__(f"{reason}: {object_name}: {detail}")
+
+
+class BusUnavailable(TrainerError):
+    """Redis does not answer, or refuses this run's user: temporary."""
 
 
 class PeerLost(TrainerError):
@@ -77,3 +87,8 @@ class WorldEnded(TrainerError):
         self.detail = detail
         self.saved = saved
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
+
+    @classmethod
+    def superseded(cls) -> "WorldEnded":
+        """A directive of a later world was seen."""
+        return cls(Reason.SUPERSEDED, "a directive for a later world exists")

@@ -53,9 +53,9 @@ class ByteWindows:
         self._share = global_batch // world_size
         problems: list[str] = []
         if sequence < 1:
-            problems.append(f"data.sequence: {sequence} must be at least 1")
+            problems.append(f"model.sequence: {sequence} must be at least 1")
         if global_batch < 1 or global_batch % world_size:
-            problems.append(f"data.global_batch: {global_batch} must be a multiple of the {world_size} ranks")
+            problems.append(f"global_batch: {global_batch} must be a multiple of the {world_size} ranks")
         self._file, self._size = -1, 0
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -91,6 +91,11 @@ class ByteWindows:
         """This rank's share of a window, int64 [G / world size, T + 1]; raises DataUnreadable."""
         flat = np.frombuffer(self._share_bytes(window), dtype=np.uint8).astype(np.int64)
         return torch.from_numpy(flat).view(self._share, self._sequence + 1)  # pyright: ignore[reportUnknownMemberType]
+
+    def positions(self, window: int) -> Tensor:
+        """The absolute position of each sample of this rank's share, int64 [G / world size]."""
+        first = window * self.order.global_batch + self._rank * self._share
+        return torch.arange(first, first + self._share, dtype=torch.int64)
 
     def digest(self, window: int) -> str:
         """SHA-256 of the bytes of this rank's share: of those read, when `window` was the last one read."""

@@ -1,0 +1,232 @@
+"""Checkpointer: what the loop calls. Collectives only here, on the main thread; the rest goes on in the background."""
+
+import queue
+import shutil
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from trimtab_contract import keys
+from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe
+from trimtab_contract.data_position import SkipLedger
+from trimtab_contract.directives import CheckpointReference, LearningRateOverride
+
+from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.checkpointing.coordination import Board, CoordinationStore
+from trimtab_trainer.checkpointing.events import CheckpointBehind, CheckpointEvent
+from trimtab_trainer.checkpointing.random_state import rank_state, restore_rank_state
+from trimtab_trainer.checkpointing.reasons import RestoreFailure
+from trimtab_trainer.checkpointing.restoring import Fetched, Restoration
+from trimtab_trainer.checkpointing.saving import SaveJob, SaveRequest, SaveThread, Trigger
+from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
+from trimtab_trainer.checkpointing.state import TrainingState, copied_to_host
+from trimtab_trainer.checkpointing.verification import VerificationThread
+from trimtab_trainer.errors import RestoreFailed, TrainerError
+from trimtab_trainer.fields import InvalidFields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointLimits:
+    """Bounds on what goes on in the background."""
+
+    max_pending: int = 2
+    """Saves that may wait for the store; each holds a copy of the state in host memory."""
+
+    save_deadline_seconds: float = 600.0
+    restore_patience_seconds: float = 120.0
+    verify_patience_seconds: float = 600.0
+    verify_bytes_per_second: float = 256.0 * 1024 * 1024
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    """One rank's part in the agreement on a restore; an empty reason means it is ready."""
+
+    reason: str = ""
+    object_name: str = ""
+    detail: str = ""
+
+
+class Checkpointer:
+    """Saves, verifies and restores the state of one world.
+
+    `exchange` returns the texts of all ranks in rank order (a collective, called on main threads only);
+    `coordination` is the world's `torch.distributed.Store`, polled by background threads.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        root: str,
+        run: keys.RunId,
+        rank: int,
+        world_size: int,
+        processes_per_node: int,
+        host: str,
+        exchange: Callable[[str], list[str]],
+        coordination: CoordinationStore,
+        staging: Path,
+        on_progress: Callable[[], None],
+        limits: CheckpointLimits = CheckpointLimits(),
+    ) -> None:
+        """Start the background threads. `staging` is a folder of this process's own choice on local disk."""
+        self._root, self._run = root, run
+        self._exchange, self._limits = exchange, limits
+        self._staging = staging / f"rank-{rank:06d}"
+        self._rank = rank
+        self._stopped = threading.Event()
+        self._events: deque[CheckpointEvent] = deque()
+        self._jobs: list[SaveJob] = []
+        self._layout: ShardLayout | None = None
+        self._saved: queue.SimpleQueue[tuple[str, CheckpointReference] | None] = queue.SimpleQueue()
+        board = Board(coordination, self._stopped)
+        self._saving = SaveThread(
+            store,
+            board,
+            run=run,
+            rank=rank,
+            world_size=world_size,
+            events=self._events,
+            saved=self._saved,
+            stopped=self._stopped,
+        )
+        self._verifying = VerificationThread(
+            store,
+            board,
+            rank=rank,
+            world_size=world_size,
+            processes_per_node=processes_per_node,
+            host=host,
+            patience_seconds=limits.verify_patience_seconds,
+            bytes_per_second=limits.verify_bytes_per_second,
+            events=self._events,
+            saved=self._saved,
+            stopped=self._stopped,
+        )
+        self._restoration = Restoration(
+            store, root, run, rank, limits.restore_patience_seconds, self._stopped, on_progress
+        )
+        self._saving.start()
+        self._verifying.start()
+
+    def save(
+        self,
+        state: TrainingState,
+        *,
+        step: int,
+        attempt: int,
+        trigger: Trigger,
+        next_window: int,
+        skip: SkipLedger,
+        lr: LearningRateOverride | None,
+        learning_rate: float,
+        evaluation: EvaluationProbe,
+        config_sha256: str,
+        code_sha256: str,
+    ) -> None:
+        """Copy the state after `step` and let the background make it durable; every rank calls it at one boundary.
+
+        A periodic save is left out, on all ranks, while rank 0 has as many pending as allowed. Raises what the
+        exchange raises when a rank is lost.
+        """
+        pending, random = self._agreed_start()
+        if trigger == "Periodic" and pending >= self._limits.max_pending:
+            self._events.append(CheckpointBehind(step, pending))
+            return
+        flat = copied_to_host(state.flat())
+        prefix = keys.checkpoint_prefix(self._root, self._run, step, attempt, random)
+        if self._layout is None:
+            self._layout = ShardLayout(flat, self._staging / "layout", rank=self._rank, exchange=self._exchange)
+        request = SaveRequest(
+            step=step,
+            attempt=attempt,
+            trigger=trigger,
+            next_window=next_window,
+            skip=skip.ranges,
+            lr=lr,
+            learning_rate=learning_rate,
+            optimizer_steps=state.optimizer.count,
+            evaluation=evaluation,
+            config_sha256=config_sha256,
+            code_sha256=code_sha256,
+            saved_at=time.time(),
+        )
+        deadline = time.monotonic() + self._limits.save_deadline_seconds
+        job = SaveJob(request, prefix, flat, rank_state(), self._layout, self._staging / random, deadline)
+        self._jobs.append(job)
+        self._saving.submit(job)
+
+    def events(self) -> list[CheckpointEvent]:
+        """What happened since the last call; never blocks. Raises TrainerError when a background thread died."""
+        found: list[CheckpointEvent] = []
+        while self._events:
+            found.append(self._events.popleft())
+        for thread in (self._saving, self._verifying):
+            if not thread.is_alive() and not self._stopped.is_set():
+                raise TrainerError(f"the thread {thread.name} died; its last words are in the log")
+        return found
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until no save is pending; returns whether all that were pending are durable now."""
+        deadline = time.monotonic() + timeout_seconds
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            job.done.wait(max(deadline - time.monotonic(), 0.0))
+        self._jobs = [job for job in jobs if not job.done.is_set()]
+        return all(job.reference is not None for job in jobs)
+
+    def restore(self, reference: CheckpointReference, state: TrainingState, skip: SkipLedger) -> CheckpointManifest:
+        """Replace the live state by a checkpoint's, on every rank or on none.
+
+        `skip` is the ledger in force. Raises RestoreFailed on all ranks alike, with the live state untouched.
+        """
+        folder = self._staging / f"restore-{uuid.uuid4().hex}"
+        folder.mkdir(parents=True)
+        try:
+            fetched = self._fetched_everywhere(reference, state, skip, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            state.replace(fetched.flat)
+        except InvalidFields as error:
+            raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, "optimizer", str(error)) from error
+        if fetched.rank_state is not None:
+            restore_rank_state(fetched.rank_state)
+        return fetched.manifest
+
+    def close(self) -> None:
+        """End the background threads; saves still pending are given up."""
+        self._stopped.set()
+        self._saving.submit(None)
+        self._saved.put(None)
+
+    def _agreed_start(self) -> tuple[int, str]:
+        """Rank 0's count of pending saves and a fresh random name, the same on every rank."""
+        self._jobs = [job for job in self._jobs if not job.done.is_set() or job.reference is None]
+        pending = sum(not job.done.is_set() for job in self._jobs)
+        first = self._exchange(f"{pending} {uuid.uuid4().hex}")[0].split()
+        return int(first[0]), first[1]
+
+    def _fetched_everywhere(
+        self, reference: CheckpointReference, state: TrainingState, skip: SkipLedger, folder: Path
+    ) -> Fetched:
+        fetched, own = None, _Verdict()
+        try:
+            fetched = self._restoration.fetch(reference, state.flat(), skip, folder)
+        except RestoreFailed as error:
+            own = _Verdict(error.reason, error.object_name, error.detail)
+        except OSError as error:
+            own = _Verdict(RestoreFailure.UNREADABLE, str(folder), str(error))
+        texts = self._exchange(msgspec.json.encode(own).decode())
+        verdicts = [msgspec.json.decode(text, type=_Verdict) for text in texts]
+        failed = next((verdict for verdict in verdicts if verdict.reason), None)
+        if failed is not None:
+            raise RestoreFailed(failed.reason, failed.object_name, failed.detail)
+        if fetched is None:
+            raise RestoreFailed(RestoreFailure.UNREADABLE, METADATA_NAME, "nothing was loaded")
+        return fetched

@@ -1,0 +1,244 @@
+"""The background half of a save: inspect the copy, write and upload its shards, and the manifest last of all."""
+
+import hashlib
+import platform
+import queue
+import shutil
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+from trimtab_contract import keys
+from trimtab_contract.checkpoints import (
+    CheckpointManifest,
+    EvaluationProbe,
+    FiniteScan,
+    StoredObject,
+    encode_manifest,
+    sha256_hex,
+)
+from trimtab_contract.directives import CheckpointReference, LearningRateOverride
+
+from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.checkpointing.coordination import Board, retried
+from trimtab_trainer.checkpointing.events import CheckpointEvent, Saved, SaveFailed, SaveRefused
+from trimtab_trainer.checkpointing.inspection import Inspection, inspect, refusal
+from trimtab_trainer.checkpointing.reasons import SaveRefusal
+from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
+from trimtab_trainer.checkpointing.state import FlatState, describe, tensors_of
+from trimtab_trainer.errors import PeerLost, SaveBroken, StoreError
+
+Trigger = Literal["Initial", "Periodic", "Final", "Terminated"]
+
+PEER_GRACE_SECONDS = 30.0
+"""How much longer than its own deadline a rank waits for another's word."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveRequest:
+    """What the manifest says beside what the background finds out."""
+
+    step: int
+    attempt: int
+    trigger: Trigger
+    next_window: int
+    skip: tuple[tuple[int, int], ...]
+    lr: LearningRateOverride | None
+    learning_rate: float
+    optimizer_steps: int
+    evaluation: EvaluationProbe
+    config_sha256: str
+    code_sha256: str
+    saved_at: float
+
+
+@dataclass(slots=True)
+class SaveJob:
+    """One save on its way; `reference` is set when it became durable, `done` in any case at the end."""
+
+    request: SaveRequest
+    prefix: str
+    flat: FlatState
+    rank_state: bytes
+    layout: ShardLayout
+    folder: Path
+    deadline: float
+    reference: CheckpointReference | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class _Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank stored, or why it could not."""
+
+    objects: dict[str, StoredObject] = {}
+    written: str = ""
+    failed: str = ""
+
+
+class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 made of the shares."""
+
+    reference: CheckpointReference | None = None
+    failed: str = ""
+
+
+class _NotCommitted(Exception):
+    """The copy must not be committed."""
+
+    def __init__(self, reason: SaveRefusal, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(detail)
+
+
+class SaveThread(threading.Thread):
+    """Makes one save after another durable; `saved` receives each that succeeded."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        board: Board,
+        *,
+        run: keys.RunId,
+        rank: int,
+        world_size: int,
+        events: deque[CheckpointEvent],
+        saved: "queue.SimpleQueue[tuple[str, CheckpointReference] | None]",
+        stopped: threading.Event,
+    ) -> None:
+        super().__init__(name="checkpoint-save", daemon=True)
+        self._store, self._board, self._run_id = store, board, run
+        self._rank, self._world_size = rank, world_size
+        self._events, self._saved, self._stopped = events, saved, stopped
+        self._jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+
+    def submit(self, job: SaveJob | None) -> None:
+        """Queue a save; None ends the thread after those queued before."""
+        self._jobs.put(job)
+
+    def run(self) -> None:
+        """Work until told to end."""
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._save(job)
+            finally:
+                job.flat = {}
+                shutil.rmtree(job.folder, ignore_errors=True)
+                job.done.set()
+
+    def _save(self, job: SaveJob) -> None:
+        step = job.request.step
+        try:
+            reference = self._committed(job)
+        except _NotCommitted as refused:
+            self._events.append(SaveRefused(step, refused.reason, refused.detail))
+        except (StoreError, SaveBroken, PeerLost, OSError) as error:
+            self._events.append(SaveFailed(step, str(error)))
+        else:
+            job.reference = reference
+            self._events.append(Saved(reference, job.request.trigger))
+            self._saved.put((job.prefix, reference))
+
+    def _committed(self, job: SaveJob) -> CheckpointReference:
+        own = self._inspected(job)
+        try:
+            share = self._stored(job)
+        except (StoreError, SaveBroken, OSError) as error:
+            self._tell(f"{job.prefix}objects/{self._rank}", _Share(failed=f"rank {self._rank}: {error}"))
+            if self._rank == 0:
+                self._tell(f"{job.prefix}outcome", _Outcome(failed=f"rank 0: {error}"))
+            raise
+        self._tell(f"{job.prefix}objects/{self._rank}", share)
+        if self._rank == 0:
+            return self._finished(job, own)
+        body = self._board.wait([f"{job.prefix}outcome"], job.deadline + 2 * PEER_GRACE_SECONDS)[0]
+        outcome = msgspec.json.decode(body, type=_Outcome)
+        if outcome.reference is None:
+            raise PeerLost(outcome.failed)
+        return outcome.reference
+
+    def _inspected(self, job: SaveJob) -> Inspection:
+        """Compare the copies of all ranks; every rank comes to the same conclusion."""
+        own = inspect(job.flat)
+        self._tell(f"{job.prefix}inspection/{self._rank}", own)
+        bodies = self._board.wait(self._of_all(job, "inspection"), job.deadline + PEER_GRACE_SECONDS)
+        found = [msgspec.json.decode(body, type=Inspection) for body in bodies]
+        refused = refusal(found, list(tensors_of(job.flat)))
+        if refused is not None:
+            raise _NotCommitted(*refused)
+        return own
+
+    def _stored(self, job: SaveJob) -> _Share:
+        written = job.layout.write(job.flat, job.folder)
+        (job.folder / f"rank-{self._rank:06d}.json").write_bytes(job.rank_state)
+        objects = {path.name: self._upload(job, path) for path in sorted(job.folder.iterdir())}
+        return _Share(objects=objects, written=written)
+
+    def _upload(self, job: SaveJob, path: Path) -> StoredObject:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._put(job, path.name, path)
+        return StoredObject(size=path.stat().st_size, sha256=digest, rank=self._rank)
+
+    def _finished(self, job: SaveJob, own: Inspection) -> CheckpointReference:
+        """On rank 0: when all shares are there, `.metadata`, and the manifest last."""
+        try:
+            bodies = self._board.wait(self._of_all(job, "objects"), job.deadline + PEER_GRACE_SECONDS)
+            shares = _complete([msgspec.json.decode(body, type=_Share) for body in bodies])
+            job.layout.finish(job.folder, [share.written for share in shares])
+            objects = {name: stored for share in shares for name, stored in share.objects.items()}
+            objects[METADATA_NAME] = self._upload(job, job.folder / METADATA_NAME)
+            body = encode_manifest(self._manifest(job, own, objects))
+            self._put(job, keys.MANIFEST_NAME, body)
+        except (StoreError, SaveBroken, PeerLost, OSError) as error:
+            self._tell(f"{job.prefix}outcome", _Outcome(failed=str(error)))
+            raise
+        reference = CheckpointReference(
+            key=f"{job.prefix}{keys.MANIFEST_NAME}", sha256=sha256_hex(body), step=job.request.step
+        )
+        self._tell(f"{job.prefix}outcome", _Outcome(reference=reference))
+        return reference
+
+    def _manifest(self, job: SaveJob, own: Inspection, objects: dict[str, StoredObject]) -> CheckpointManifest:
+        request = job.request
+        return CheckpointManifest(
+            run=str(self._run_id),
+            attempt=request.attempt,
+            step=request.step,
+            world_size=self._world_size,
+            next_window=request.next_window,
+            skip=request.skip,
+            lr=request.lr,
+            learning_rate=request.learning_rate,
+            optimizer_steps=request.optimizer_steps,
+            objects=objects,
+            tensors=describe(job.flat),
+            replica_checksum=own.checksum,
+            replicas_agree=True,
+            finite=FiniteScan(nonfinite=0),
+            evaluation=request.evaluation,
+            config_sha256=request.config_sha256,
+            code_sha256=request.code_sha256,
+            versions={"python": platform.python_version(), "torch": torch.__version__},
+            trigger=request.trigger,
+            saved_at=request.saved_at,
+        )
+
+    def _put(self, job: SaveJob, name: str, body: bytes | Path) -> None:
+        retried(lambda: self._store.put(f"{job.prefix}{name}", body), job.deadline, self._stopped)
+
+    def _tell(self, key: str, value: msgspec.Struct) -> None:
+        self._board.announce(key, msgspec.json.encode(value))
+
+    def _of_all(self, job: SaveJob, kind: str) -> list[str]:
+        return [f"{job.prefix}{kind}/{rank}" for rank in range(self._world_size)]
+
+
+def _complete(shares: list[_Share]) -> list[_Share]:
+    failed = [share.failed for share in shares if share.failed]
+    if failed:
+        raise SaveBroken("; ".join(failed))
+    return shares

@@ -1,0 +1,102 @@
+"""The state a checkpoint holds, as flat names: copies of it, and its exchange for another one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from trimtab_contract.checkpoints import TensorDescription
+
+FlatState = dict[str, Any]
+"""Tensors and plain values under names such as `model.head.weight` and `optimizer.count`, in name order."""
+
+
+class CountingOptimizer(Protocol):
+    """What a checkpoint needs of an optimizer. `load_state_dict` copies, and changes nothing when it raises."""
+
+    @property
+    def count(self) -> int:
+        """Updates made so far."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested mappings and lists of tensors and plain values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Copy a state of the same structure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """The live state of one rank."""
+
+    model: nn.Module
+    optimizer: CountingOptimizer
+
+    def flat(self) -> FlatState:
+        """Every live tensor and plain value, in name order."""
+        found: FlatState = {}
+        _flatten("model", self.model.state_dict(), found)
+        _flatten("optimizer", self.optimizer.state_dict(), found)
+        return dict(sorted(found.items()))
+
+    @torch.no_grad()
+    def replace(self, flat: FlatState) -> None:
+        """Copy another state of the same names, types and shapes into the live one.
+
+        The optimizer comes first: it checks before it copies, and a model whose names and shapes fit cannot fail.
+        """
+        self.optimizer.load_state_dict(_rebuild("optimizer", self.optimizer.state_dict(), flat))
+        for name, tensor in cast("Mapping[str, Tensor]", self.model.state_dict()).items():
+            tensor.copy_(flat[f"model.{name}"])
+
+
+def tensors_of(flat: FlatState) -> dict[str, Tensor]:
+    """The tensors among the values, in the same order."""
+    return {name: value for name, value in flat.items() if isinstance(value, Tensor)}
+
+
+def copied_to_host(flat: FlatState) -> FlatState:
+    """A copy on the CPU that later updates do not reach."""
+    return {
+        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+        for name, value in flat.items()
+    }
+
+
+def empty_on_host(flat: FlatState) -> FlatState:
+    """Room for a state of the same structure, on the CPU."""
+    return {
+        name: torch.empty_like(value, device="cpu") if isinstance(value, Tensor) else value
+        for name, value in flat.items()
+    }
+
+
+def describe(flat: FlatState) -> dict[str, TensorDescription]:
+    """Type and shape of every tensor."""
+    return {
+        name: TensorDescription(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
+        for name, tensor in tensors_of(flat).items()
+    }
+
+
+def _flatten(name: str, value: Any, found: FlatState) -> None:
+    if isinstance(value, Mapping):
+        for key, item in cast("Mapping[Any, Any]", value).items():
+            _flatten(f"{name}.{key}", item, found)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(cast("Sequence[Any]", value)):
+            _flatten(f"{name}.{index}", item, found)
+    else:
+        found[name] = value
+
+
+def _rebuild(name: str, like: Any, flat: FlatState) -> Any:
+    if isinstance(like, Mapping):
+        return {key: _rebuild(f"{name}.{key}", item, flat) for key, item in cast("Mapping[Any, Any]", like).items()}
+    if isinstance(like, (list, tuple)):
+        return [_rebuild(f"{name}.{index}", item, flat) for index, item in enumerate(cast("Sequence[Any]", like))]
+    return flat[name]
