@@ -51,7 +51,7 @@ READER = Credentials("reader-access", "reader-secret")
 
 
 class ObjectStoreServer:
-    """One SeaweedFS process; can be stopped and started again on the same ports over the same data."""
+    """One SeaweedFS process; can be frozen, or stopped and started again (half a minute) on the same ports and data."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -143,6 +143,8 @@ class ObjectStoreServer:
             "s3.config": str(self._folder / "s3.json"),
             "s3.allowedOrigins": "",
             # Two more services, on fixed ports: a second server beside this one would not start.
+            "s3.port.iceberg": "0",
+            "s3.port.lance": "0",
             "s3.port.iceberg": "0",
             "s3.port.lance": "0",
             "filer.localSocket": str(self._folder / "filer.sock"),
