@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 from trimtab_sandbox.cluster import SandboxInfo, down, status, up
+from trimtab_sandbox.commands import wait_until
 
 
 def _report(line: str) -> None:
@@ -40,33 +42,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Cluster:
-    """``kubectl`` on the sandbox."""
+    """``kubectl`` on the sandbox, in one namespace."""
 
     environment: Mapping[str, str]
+    namespace: str = "default"
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         """Run a command that must succeed and return what it printed."""
         done = subprocess.run(
-            ["kubectl", *arguments],
+            ["kubectl", f"--namespace={self.namespace}", *arguments],
             input=text,
             capture_output=True,
             text=True,
             check=False,
             timeout=150,
             env={**os.environ, **self.environment},
+            executable=shutil.which("kubectl", path=self.environment["PATH"]),
         )
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}{done.stdout}"
         return done.stdout
 
-    def run_to_end(self, pod: Mapping[str, object], *, timeout: str = "120s") -> str:
+    def run_to_end(self, pod: Mapping[str, object]) -> str:
         """Make a pod, wait until it has succeeded, return its log and remove it."""
-        metadata = pod["metadata"]
-        assert isinstance(metadata, dict)
-        name = str(metadata["name"])
-        self.kubectl("create", "-f", "-", text=json.dumps(pod))
+        name = self.kubectl("create", "-f", "-", "-o=jsonpath={.metadata.name}", text=json.dumps(pod))
+
+        def phase() -> str:
+            return self.kubectl("get", "pod", name, "-o=jsonpath={.status.phase}")
+
         try:
-            self.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", f"--timeout={timeout}")
-            return self.kubectl("logs", name)
+            wait_until(f"The end of pod {name}", lambda: phase() in {"Succeeded", "Failed"}, seconds=120)
+            log = self.kubectl("logs", name)
+            assert phase() == "Succeeded", log
+            return log
         finally:
             self.kubectl("delete", "pod", name, "--grace-period=1")
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab_sandbox.commands import run
 from trimtab_sandbox.containerd import PAUSE_IMAGE, WORKING_TREE, ctr
 from trimtab_sandbox.packages import require
 from trimtab_sandbox.settings import Layout
@@ -51,12 +52,14 @@ def pause_image() -> Image:
 
 def busybox_image() -> Image:
     """A shell and small tools, for looking around."""
+    busybox = require("/bin/busybox")
+    tools = [name for name in run([busybox, "--list"]).split() if name != "busybox"]
     return Image(
         name=BUSYBOX_IMAGE,
         directories={"bin": 0o755, "tmp": 0o1777, "etc": 0o755},
-        links={"bin/sh": "busybox"},
+        links={f"bin/{name}": "busybox" for name in tools},
         files={},
-        programs={"bin/busybox": require("/bin/busybox")},
+        programs={"bin/busybox": busybox},
         configuration={"Entrypoint": ["/bin/busybox", "sh"], "Env": ["PATH=/bin"]},
     )
 
