@@ -112,11 +112,11 @@ class ControlPlane:
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Apply objects, which must be accepted."""
-        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=as_list(objects))
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=as_documents(objects))
 
     def refusal(self, *objects: Mapping[str, Any]) -> str:
         """What the API server says against objects that it must refuse; strict validation, as kubectl asks for."""
-        done = self.try_kubectl("apply", "-f", "-", text=as_list(objects))
+        done = self.try_kubectl("apply", "-f", "-", text=as_documents(objects))
         assert done.returncode != 0, f"accepted: {done.stdout}"
         return done.stderr
 
@@ -140,9 +140,9 @@ class ControlPlane:
             yield
 
 
-def as_list(objects: Sequence[Mapping[str, Any]]) -> str:
-    """Objects as one JSON document for kubectl."""
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [dict(each) for each in objects]})
+def as_documents(objects: Sequence[Mapping[str, Any]]) -> str:
+    """Objects as one stream for kubectl; not as a List, whose items kubectl would judge itself."""
+    return "\n---\n".join(json.dumps(dict(each)) for each in objects)
 
 
 def _write_kubeconfig(path: Path, server: str, certificate: Path, token: str) -> None:

@@ -11,7 +11,8 @@ OperatorError
     ├── NotFound            the object does not exist
     ├── StoreRefused        wrong bucket, credentials or rights; says which field to correct
     ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
-    └── InvalidResource     an object the API server or the operator refuses; says which field to correct
+    ├── InvalidResource     an object the API server or the operator refuses; says which field to correct
+    └── InvalidSettings     the operator's own environment is wrong; says which variables to correct
 """
 
 
@@ -61,3 +62,7 @@ class AuditStoreUnfit(PermanentError):
 
 class InvalidResource(PermanentError):
     """An object is refused as it stands."""
+
+
+class InvalidSettings(PermanentError):
+    """The operator's own environment is wrong."""

@@ -172,7 +172,7 @@ def to_yaml(definition: Mapping[str, Any]) -> str:
     """YAML in the order of the dict."""
     # Equal parts of a schema are written out, not shared by anchors, which not every tool follows.
     plain = json.loads(json.dumps(definition))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)  # pyright: ignore[reportUnknownMemberType] - the stubs leave one parameter untyped
 
 
 def _definition(kind: _Kind) -> dict[str, Any]:

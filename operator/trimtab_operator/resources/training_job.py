@@ -172,9 +172,7 @@ class PodTemplate(Resource):
 class CheckpointStorage(Resource):
     """Where checkpoints go, and how often."""
 
-    uri: Annotated[
-        str, Field(min_length=8, max_length=512, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?$")
-    ]
+    uri: Annotated[str, Field(max_length=512, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?$")]
     """`s3://bucket/prefix`; fixed from the first checkpoint on."""
     endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://[^/\s]+/?$")] | None = None
     """Address of the S3 service; default: AWS."""

@@ -54,7 +54,6 @@ def _as_text(value: Any) -> Any:
 Duration = Annotated[
     str,
     Field(
-        min_length=2,
         max_length=18,
         pattern=DURATION_PATTERN,
         json_schema_extra={
@@ -83,7 +82,9 @@ Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "da
 NumberText = Annotated[str, BeforeValidator(_as_text), Field(max_length=64)]
 """A number as text: custom resources should hold no floats, and NaN has no JSON form."""
 
-Quantity = Annotated[int | str, Field(max_length=64, json_schema_extra={"x-kubernetes-int-or-string": True})]
+Quantity = Annotated[
+    int | Annotated[str, Field(max_length=64)], Field(json_schema_extra={"x-kubernetes-int-or-string": True})
+]
 """A resource quantity such as 8, 500m or 16Gi."""
 
 Opaque = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]

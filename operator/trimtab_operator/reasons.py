@@ -1,0 +1,110 @@
+"""Every condition type, condition reason and Event reason, once."""
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """Types in the `conditions` of TrainingJob, GuardPolicy and GuardIncident."""
+
+    SUSPENDED = "Suspended"
+    READY = "Ready"
+    """What the run needs exists and can be reached; False says what is missing."""
+    RUNNING = "Running"
+    """A world trains or holds."""
+    GUARDED = "Guarded"
+    """Every policy the job names is in force."""
+    POLICY_UNSATISFIABLE = "PolicyUnsatisfiable"
+    METRIC_MISSING = "MetricMissing"
+    INCIDENT_OPEN = "IncidentOpen"
+    NEEDS_HUMAN = "NeedsHuman"
+    FINISH_PENDING = "FinishPending"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    ACCEPTED = "Accepted"
+    """Of a GuardPolicy: its newest generation is valid."""
+    CLOSED = "Closed"
+    """Of a GuardIncident: nothing more will happen in it."""
+
+
+class Reason(StrEnum):
+    """Reasons of conditions and Events; the same word means the same thing in both."""
+
+    # What a job waits for.
+    READY = "Ready"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    INVALID_SPEC = "InvalidSpec"
+    SECRET_MISSING = "SecretMissing"  # noqa: S105 - a reason, not a password
+    SECRET_KEY_MISSING = "SecretKeyMissing"  # noqa: S105 - likewise
+    STORE_REFUSED = "StoreRefused"
+    STORE_UNAVAILABLE = "StoreUnavailable"
+    BUS_UNAVAILABLE = "BusUnavailable"
+    NAME_TAKEN = "NameTaken"
+    AUDIT_STORE_UNFIT = "AuditStoreUnfit"
+
+    # Worlds.
+    WORLD_STARTING = "WorldStarting"
+    WORLD_STARTED = "WorldStarted"
+    WORLD_RUNNING = "WorldRunning"
+    WORLD_LOST = "WorldLost"
+    WORLD_TERMINATED = "WorldTerminated"
+    WORLD_HUNG = "WorldHung"
+    WORLD_REPLACED = "WorldReplaced"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    UNSCHEDULABLE = "Unschedulable"
+    CONTAINER_NOT_STARTED = "ContainerNotStarted"
+    OPERATOR_TOOK_OVER = "OperatorTookOver"
+
+    # Policies.
+    POLICIES_IN_FORCE = "PoliciesInForce"
+    NO_POLICIES = "NoPolicies"
+    POLICY_ACCEPTED = "PolicyAccepted"
+    POLICY_INVALID = "PolicyInvalid"
+    POLICY_MISSING = "PolicyMissing"
+    POLICY_UNSATISFIABLE = "PolicyUnsatisfiable"
+    POLICY_SATISFIABLE = "PolicySatisfiable"
+    METRIC_MISSING = "MetricMissing"
+    METRIC_SEEN = "MetricSeen"
+    RECORD_REJECTED = "RecordRejected"
+
+    # Incidents.
+    RULE_FIRED = "RuleFired"
+    RULE_OBSERVED = "RuleObserved"
+    """A rule fired and may not act: Observe, Record or Notify."""
+    LEVEL_SHIFT = "LevelShift"
+    INCIDENT_OPENED = "IncidentOpened"
+    INCIDENT_CLOSED = "IncidentClosed"
+    NO_INCIDENT = "NoIncident"
+    HOLDING = "Holding"
+    HELD = "Held"
+    RELEASED = "Released"
+    DIAGNOSED = "Diagnosed"
+    TARGET_SELECTED = "TargetSelected"
+    RESTORED = "Restored"
+    RESTORE_FAILED = "RestoreFailed"
+    EXTENT_FOUND = "ExtentFound"
+    BATCHES_SKIPPED = "BatchesSkipped"
+    PROBATION_STARTED = "ProbationStarted"
+    PROBATION_PASSED = "ProbationPassed"
+    RELAPSED = "Relapsed"
+    RECOVERED = "Recovered"
+    CHECKPOINT_QUARANTINED = "CheckpointQuarantined"
+
+    # A person is asked.
+    NEEDS_HUMAN = "NeedsHuman"
+    ROLLBACKS_SPENT = "RollbacksSpent"
+    NO_TARGET = "NoTarget"
+    EXTENT_UNBOUNDED = "ExtentUnbounded"
+    NOTHING_WOULD_CHANGE = "NothingWouldChange"
+    STUCK_NON_FINITE = "StuckNonFinite"
+
+    # Ends.
+    FINISH_PENDING = "FinishPending"
+    FINISHED = "Finished"
+    COMPLETED = "Completed"
+    STOPPED_BY_RULE = "StoppedByRule"
+    FAILED = "Failed"
+    BAD_CONFIG = "BadConfig"
+    RESTARTS_SPENT = "RestartsSpent"
+    REOPENED = "Reopened"

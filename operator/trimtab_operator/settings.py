@@ -1,0 +1,112 @@
+"""The operator's settings, from the environment variables that the chart sets."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from trimtab_operator.errors import InvalidSettings
+from trimtab_operator.workload import WorkloadDefaults
+
+PREFIX = "TRIMTAB_"
+
+_Filled = Annotated[str, Field(min_length=1)]
+
+
+class Settings(BaseSettings):
+    """Every field is the environment variable `TRIMTAB_<FIELD>`; secrets never appear in its text."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
+    redis_url: Annotated[str, Field(pattern=r"^rediss?://[^/@\s]+(/[0-9]+)?$")]
+    """`redis://host:port`; user and password come separately, so that this can be shown to anybody."""
+    redis_username: _Filled = "default"
+    redis_password: SecretStr
+    trainer_redis_url: Annotated[str, Field(pattern=r"^rediss?://[^/@\s]+(/[0-9]+)?$")] | None = None
+    """Where pods find Redis, if elsewhere than the operator does."""
+    audit_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
+    audit_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    audit_access_key_id: _Filled
+    audit_secret_access_key: SecretStr
+    namespace: _Filled
+    pod_name: _Filled
+    pod_uid: _Filled
+    service_account: _Filled = "trimtab"
+    image: _Filled
+    """The operator's own image, by digest where it is known: journal records name it."""
+    trainer_image: _Filled
+    watch_namespaces: Annotated[tuple[str, ...], NoDecode] = ()
+    """Comma-separated; empty means all."""
+    lease_name: _Filled = "trimtab-operator"
+    lease_seconds: Annotated[int, Field(ge=5, le=300)] = 15
+    resync_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("watch_namespaces", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(filter(None, (part.strip() for part in value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("trainer_redis_url", "audit_endpoint", mode="before")
+    @classmethod
+    def _absent_when_empty(cls, value: Any) -> Any:
+        return value or None
+
+    @field_validator("redis_password", "audit_secret_access_key")
+    @classmethod
+    def _filled(cls, value: SecretStr) -> SecretStr:
+        if not value.get_secret_value():
+            message = "must not be empty"
+            raise ValueError(message)
+        return value
+
+    @property
+    def workload(self) -> WorkloadDefaults:
+        """What every world gets from the operator."""
+        return WorkloadDefaults(self.trainer_image, self.trainer_redis_url or self.redis_url)
+
+
+class _GivenSettings(Settings):
+    """Settings from given values alone, so that a test does not depend on its environment."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings, from the process's environment by default.
+
+    Raises:
+        InvalidSettings: one sentence per wrong variable, all at once, without any value.
+    """
+    try:
+        if environment is None:
+            return Settings()  # pyright: ignore[reportCallIssue] - the fields come from the environment
+        given = {
+            name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)
+        }
+        return _GivenSettings(**given)  # pyright: ignore[reportArgumentType] - checked by the model
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        raise InvalidSettings(
+            " ".join(_sentence(detail["loc"], detail["type"], detail["msg"]) for detail in details)
+        ) from None
+
+
+def _sentence(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    variable = PREFIX + str(location[0]).upper().removeprefix(PREFIX)
+    if kind == "missing":
+        return f"{variable} is not set: set it in the operator's environment."
+    return f"{variable}: {message[:1].lower()}{message[1:]}."

@@ -1,0 +1,68 @@
+"""The operator's environment."""
+
+import pytest
+from trimtab_operator.errors import InvalidSettings
+from trimtab_operator.settings import load_settings
+from trimtab_operator.workload import WorkloadDefaults
+
+GOOD = {
+    "TRIMTAB_REDIS_URL": "redis://redis.trimtab-system:6379",
+    "TRIMTAB_REDIS_PASSWORD": "hunter2",
+    "TRIMTAB_AUDIT_BUCKET": "trimtab-audit",
+    "TRIMTAB_AUDIT_ENDPOINT": "http://s3:8333",
+    "TRIMTAB_AUDIT_ACCESS_KEY_ID": "key",
+    "TRIMTAB_AUDIT_SECRET_ACCESS_KEY": "hunter3",
+    "TRIMTAB_NAMESPACE": "trimtab-system",
+    "TRIMTAB_POD_NAME": "trimtab-0",
+    "TRIMTAB_POD_UID": "1234",
+    "TRIMTAB_IMAGE": "example/operator:1",
+    "TRIMTAB_TRAINER_IMAGE": "example/trainer:1",
+}
+
+
+def test_the_charts_variables_are_read() -> None:
+    settings = load_settings({**GOOD, "TRIMTAB_WATCH_NAMESPACES": "a, b", "TRIMTAB_RESYNC_SECONDS": "5"})
+    assert settings.watch_namespaces == ("a", "b")
+    assert settings.resync_seconds == 5
+    assert settings.redis_password.get_secret_value() == "hunter2"
+    assert settings.workload == WorkloadDefaults("example/trainer:1", "redis://redis.trimtab-system:6379")
+
+
+def test_the_process_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in GOOD.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TRIMTAB_WATCH_NAMESPACES", "a,b")
+    given = load_settings({**GOOD, "TRIMTAB_WATCH_NAMESPACES": "a,b"})
+    assert load_settings().model_dump() == given.model_dump()
+    monkeypatch.delenv("TRIMTAB_AUDIT_BUCKET")
+    with pytest.raises(InvalidSettings, match="TRIMTAB_AUDIT_BUCKET is not set"):
+        load_settings()
+
+
+def test_empty_means_absent_where_a_default_exists() -> None:
+    settings = load_settings({**GOOD, "TRIMTAB_AUDIT_ENDPOINT": "", "TRIMTAB_WATCH_NAMESPACES": ""})
+    assert settings.audit_endpoint is None
+    assert settings.watch_namespaces == ()
+
+
+def test_pods_may_reach_redis_elsewhere() -> None:
+    settings = load_settings({**GOOD, "TRIMTAB_TRAINER_REDIS_URL": "redis://other:6379"})
+    assert settings.workload.redis_url == "redis://other:6379"
+
+
+def test_every_wrong_variable_is_named_at_once_and_no_value_is_shown() -> None:
+    bad = {**GOOD, "TRIMTAB_REDIS_URL": "redis://user:hunter2@host", "TRIMTAB_LEASE_SECONDS": "0"}
+    del bad["TRIMTAB_POD_UID"]
+    bad["TRIMTAB_AUDIT_SECRET_ACCESS_KEY"] = ""
+    with pytest.raises(InvalidSettings) as caught:
+        load_settings(bad)
+    text = str(caught.value)
+    for name in ("REDIS_URL", "LEASE_SECONDS", "POD_UID is not set", "AUDIT_SECRET_ACCESS_KEY"):
+        assert f"TRIMTAB_{name}" in text
+    assert "hunter2" not in text
+
+
+def test_secrets_do_not_show_in_the_settings_text() -> None:
+    text = repr(load_settings(GOOD))
+    assert "hunter2" not in text
+    assert "hunter3" not in text
