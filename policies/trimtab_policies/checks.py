@@ -16,8 +16,12 @@ REDUCTION_FIELDS = ("max", "fractionBelow", "longestStreakBelow")
 HEALTHY_WINDOWS_AFTER_DAMAGE = 8
 """So many healthy windows in a row end the damage, and the probe must have room for them."""
 
-_DEFAULT_PROBE = 64
-_DEFAULT_FOR_RECORDS = 1
+DEFAULT_RECORDS = 100
+DEFAULT_MIN_RECORDS = 50
+DEFAULT_MAX_FREEZE = 100
+DEFAULT_FOR_RECORDS = 1
+DEFAULT_PROBE = 64
+
 _LONGEST_STREAK = 10_000
 
 
@@ -59,13 +63,13 @@ def _range_errors(rule: Mapping[str, Any], bounds: Mapping[str, Any], path: str)
 
 def _spike_errors(rule: Mapping[str, Any], spike: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     baseline = _mapping(spike.get("baseline"))
-    records = _number(baseline.get("records", 100))
-    fewest = _number(baseline.get("minRecords", 50))
+    records = _number(baseline.get("records", DEFAULT_RECORDS))
+    fewest = _number(baseline.get("minRecords", DEFAULT_MIN_RECORDS))
     if records is not None and fewest is not None and fewest > records:
         message = f"must be at most records, which is {records:g}; it is {fewest:g}"
         yield FieldError(f"{path}.spike.baseline.minRecords", message)
-    freeze = _number(baseline.get("maxFreeze", 100))
-    needed = _number(rule.get("forRecords", _DEFAULT_FOR_RECORDS))
+    freeze = _number(baseline.get("maxFreeze", DEFAULT_MAX_FREEZE))
+    needed = _number(rule.get("forRecords", DEFAULT_FOR_RECORDS))
     if freeze is not None and needed is not None and needed > freeze:
         message = f"must be at most spike.baseline.maxFreeze, which is {freeze:g}, else the rule could never fire"
         yield FieldError(f"{path}.forRecords", message)
@@ -103,12 +107,12 @@ def _repeated_names(rules: list[Mapping[str, Any]]) -> Iterator[FieldError]:
 
 
 def _probe_errors(rules: list[Mapping[str, Any]], skip: Mapping[str, Any]) -> Iterator[FieldError]:
-    probe = _number(skip.get("probe", _DEFAULT_PROBE))
+    probe = _number(skip.get("probe", DEFAULT_PROBE))
     latencies = [
         (needed, rule.get("name"))
         for rule in rules
         if rule.get("action") == "Rollback"
-        and (needed := _number(rule.get("forRecords", _DEFAULT_FOR_RECORDS))) is not None
+        and (needed := _number(rule.get("forRecords", DEFAULT_FOR_RECORDS))) is not None
     ]
     if probe is None or not latencies:
         return

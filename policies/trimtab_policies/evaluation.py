@@ -5,7 +5,8 @@ did not breach a baseline of ...). To be the same wherever the kept history happ
 defined as a replay that begins at a step computed from n alone: `origin(n) = (n div reach - 1) * reach + 1`. It sees at
 least `reach` and fewer than `2 * reach` records, so keeping `retention` = 2 * reach of them is enough. `reach` covers
 twice the baseline and its longest freeze, so that at the origin's jump every `reach` steps the baseline has long filled
-with accepted values. A breach that outlasts its reach is reported as beginning at the origin: a reminder, not a flood.
+with accepted values; a metric so rare that its baseline does not fill within a reach stays WarmingUp. A breach that
+outlasts its reach is reported as beginning at the origin: a reminder, not a flood.
 
 Streaks count consecutive observations of the metric: a record without it is NoData and neither counts nor interrupts,
 for a metric published every 50th step would otherwise never reach `forRecords`. A new attempt, and every record before

@@ -151,9 +151,6 @@ class History:
         first_kept = self._next_step - len(self._records)
         return first_kept > max(self._segments[0].first, self._next_step - self.retention)
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def append(self, record: MetricRecord) -> Appended:
         """Offer a record, O(1) amortised; only an ACCEPTED one changes what is judged."""
         if _owner(self._segments, record.step) != record.attempt:

@@ -16,7 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS, METRIC_NAME
 
-from trimtab_policies.checks import cross_field_errors
+from trimtab_policies.checks import (
+    DEFAULT_FOR_RECORDS,
+    DEFAULT_MAX_FREEZE,
+    DEFAULT_MIN_RECORDS,
+    DEFAULT_PROBE,
+    DEFAULT_RECORDS,
+    cross_field_errors,
+)
 from trimtab_policies.errors import FieldError, InvalidPolicy
 
 
@@ -67,9 +74,9 @@ class Baseline(_Model):
     """
 
     statistic: Literal["Mean"] = "Mean"
-    records: int = Field(default=100, ge=2, le=10_000)
-    min_records: int = Field(default=50, ge=2, le=10_000)
-    max_freeze: int = Field(default=100, ge=1, le=10_000)
+    records: int = Field(default=DEFAULT_RECORDS, ge=2, le=10_000)
+    min_records: int = Field(default=DEFAULT_MIN_RECORDS, ge=2, le=10_000)
+    max_freeze: int = Field(default=DEFAULT_MAX_FREEZE, ge=1, le=10_000)
 
 
 class Spike(_Model):
@@ -107,7 +114,7 @@ class Rule(_Model):
     reduce: Reduce | None = None
     range: Range | None = None
     spike: Spike | None = None
-    for_records: int = Field(default=1, ge=1, le=1_000)
+    for_records: int = Field(default=DEFAULT_FOR_RECORDS, ge=1, le=1_000)
     after_steps: int = Field(default=0, ge=0, le=1_000_000_000)
     grace_steps: int = Field(default=0, ge=0, le=1_000_000)
     on_no_data: Literal["Ignore"] = "Ignore"
@@ -119,7 +126,7 @@ class SkipBatches(_Model):
 
     before: int = Field(default=1, ge=0, le=1_000)
     after: int = Field(default=2, ge=0, le=1_000)
-    probe: int = Field(default=64, ge=9, le=10_000)
+    probe: int = Field(default=DEFAULT_PROBE, ge=9, le=10_000)
 
 
 class LearningRate(_Model):

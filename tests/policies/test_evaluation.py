@@ -1,0 +1,224 @@
+"""One rule and the surviving history give a verdict: state, numbers, first bad step, flagged windows, plain words."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from judged_runs import SPIKE, accepted, healthy, judged, losses, new_history, record
+from trimtab_policies.evaluation import LEAST_REACH, Reason, State, Verdict, evaluate, judge, reach, retention
+from trimtab_policies.lineage import Attempt, History, Lineage
+
+SUSTAINED = {"spike": SPIKE, "forRecords": 3}
+
+
+def states(verdicts: list[Verdict]) -> str:
+    """One letter per verdict: Healthy, Pending, Firing, NoData, Error."""
+    return "".join(verdict.state.value[0] for verdict in verdicts)
+
+
+def test_a_healthy_curve_warms_up_and_stays_healthy() -> None:
+    verdicts = judged(accepted(SUSTAINED), losses(healthy(30)))
+    assert states(verdicts) == "P" * 10 + "H" * 20
+    assert (verdicts[3].reason, verdicts[3].message) == (
+        Reason.WARMING_UP,
+        "loss 1.95; the baseline has 3 of at least 10 records",
+    )
+    assert verdicts[-1].reason is Reason.WITHIN_LIMITS
+
+
+def test_a_lone_spike_is_pending_and_three_in_a_row_fire() -> None:
+    verdicts = judged(accepted(SUSTAINED), losses([*healthy(20), 9, 2, 9, 9, 9, 9, 2]))
+    assert states(verdicts)[20:] == "PHPPFFH"
+
+
+def test_a_firing_verdict_carries_the_numbers_a_person_needs() -> None:
+    verdict = judged(accepted(SUSTAINED), losses([*healthy(20), 8, 8.5, 9.31]))[-1]
+    assert (verdict.state, verdict.reason, verdict.observed) == (State.FIRING, Reason.SPIKE, 9.31)
+    assert (verdict.attempt, verdict.step, verdict.first_bad_step, verdict.streak) == (1, 23, 21, 3)
+    assert verdict.flagged_windows == (20, 22)
+    assert verdict.baseline is not None
+    assert verdict.threshold == pytest.approx(verdict.baseline.mean + 4 * verdict.baseline.std)
+    assert verdict.message == (
+        "loss 9.31 > 2.407 (mean 2 + 4 std 0.102 over 20 records), 3 records in a row since step 21"
+    )
+
+
+def test_flagged_windows_are_those_of_the_records_not_their_steps() -> None:
+    records = losses([*healthy(20), 9, 9, 9])
+    skipping = [*records[:20], *(msgspec.structs.replace(one, window=one.window + 100) for one in records[20:])]
+    assert judged(accepted(SUSTAINED), skipping)[-1].flagged_windows == (120, 122)
+
+
+def test_later_records_of_the_same_breach_keep_the_first_bad_step() -> None:
+    verdicts = judged(accepted(SUSTAINED), losses([*healthy(20), 9, 9, 9, 9, 9]))
+    assert [verdict.first_bad_step for verdict in verdicts[22:]] == [21, 21, 21]
+    assert verdicts[-1].flagged_windows == (20, 24)
+
+
+def test_a_range_fires_and_says_so() -> None:
+    verdict = judged(accepted({"metric": "replica_mismatch", "range": {"max": 0}}), [record(1, replica_mismatch=1)])[0]
+    assert (verdict.state, verdict.reason, verdict.threshold) == (State.FIRING, Reason.OUT_OF_RANGE, 0)
+    assert verdict.message == "replica_mismatch 1 > 0, 1 record since step 1"
+
+
+@pytest.mark.parametrize("detector", [{"spike": SPIKE}, {"range": {"max": 1e300}}, {"range": {"min": -1e300}}])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_non_finite_fires_for_every_detector_even_on_the_first_record(
+    detector: dict[str, object], value: float
+) -> None:
+    [verdict] = judged(accepted(detector), losses([value]))
+    assert (verdict.state, verdict.reason) == (State.FIRING, Reason.NON_FINITE)
+    assert verdict.message == f"loss {value} is not finite, 1 record since step 1"
+
+
+def test_an_absent_metric_is_no_data_and_never_healthy() -> None:
+    verdicts = judged(accepted(SUSTAINED), losses([*healthy(20), None]))
+    assert (verdicts[-1].state, verdicts[-1].reason) == (State.NO_DATA, Reason.METRIC_ABSENT)
+    assert (verdicts[-1].first_bad_step, verdicts[-1].observed) == (None, None)
+
+
+def test_streaks_count_observations_of_the_metric_and_not_steps() -> None:
+    sparse = [record(step, **({"replica_mismatch": 1.0} if step % 50 == 0 else {})) for step in range(1, 151)]
+    verdicts = judged(accepted({"metric": "replica_mismatch", "range": {"max": 0}, "forRecords": 3}), sparse)
+    assert [verdict.step for verdict in verdicts if verdict.state is State.FIRING] == [150]
+    assert verdicts[-1].first_bad_step == 50
+
+
+def test_a_withheld_step_counts_like_any_other() -> None:
+    records = [*losses(healthy(20)), *(record(step, loss=math.nan, skipped_update=1) for step in (21, 22, 23))]
+    assert states(judged(accepted(SUSTAINED), records))[20:] == "PPF"
+
+
+def test_before_after_steps_nothing_fires_and_no_streak_begins() -> None:
+    verdicts = judged(accepted({**SUSTAINED, "afterSteps": 22}), losses([*healthy(20), 9, math.nan, 9, 9, 9]))
+    assert states(verdicts)[20:] == "PPPPF"
+    assert (verdicts[21].reason, verdicts[21].first_bad_step) == (Reason.NOT_YET_ARMED, None)
+    assert verdicts[-1].first_bad_step == 23
+
+
+def test_after_steps_counts_from_step_0_of_the_run_also_when_it_resumed_later() -> None:
+    policy = accepted({"range": {"max": 5}, "afterSteps": 200})
+    history = new_history(policy, start_step=140_749)
+    assert states(judged(policy, losses([9], first=140_750), history)) == "F"
+
+
+def test_after_a_resume_streaks_begin_anew_and_the_baseline_is_armed_at_once() -> None:
+    policy = accepted(SUSTAINED)
+    history = new_history(policy)
+    judged(policy, losses([*healthy(20), 9, 9]), history)
+    history.rebase(2, 1, 22)
+    verdicts = judged(policy, losses([9, 9, 9], first=23, attempt=2), history)
+    assert states(verdicts) == "PPF"
+    assert (verdicts[-1].first_bad_step, verdicts[-1].attempt) == (23, 2)
+
+
+def test_what_a_rollback_undid_enters_no_baseline() -> None:
+    policy = accepted(SUSTAINED)
+    history = new_history(policy)
+    judged(policy, losses([*healthy(20), *[50.0] * 30]), history)
+    history.rebase(2, 1, 20)
+    verdict = judged(policy, losses([2.0], first=21, attempt=2), history)[-1]
+    assert verdict.baseline is not None
+    assert verdict.baseline.mean == pytest.approx(2.0, abs=0.1)
+
+
+def test_grace_steps_hold_the_rule_back_after_each_resume_only() -> None:
+    policy = accepted({"range": {"max": 5}, "graceSteps": 2})
+    history = new_history(policy)
+    assert states(judged(policy, losses([9, 9, 9]), history)) == "PPF"
+    history.rebase(2, 1, 3)
+    verdicts = judged(policy, losses([9, 9, 9], first=4, attempt=2), history)
+    assert states(verdicts) == "PPF"
+    assert (verdicts[0].reason, verdicts[-1].first_bad_step) == (Reason.IN_GRACE, 6)
+
+
+def test_a_freeze_that_outlasts_its_limit_closes_as_a_level_shift() -> None:
+    verdicts = judged(accepted(SUSTAINED), losses([*healthy(20), *(value + 3 for value in healthy(20))]))
+    assert states(verdicts)[20:] == "PP" + "F" * 13 + "H" * 5
+    assert [verdict.reason for verdict in verdicts[35:37]] == [Reason.LEVEL_SHIFT, Reason.WITHIN_LIMITS]
+    assert verdicts[35].first_bad_step is None
+    assert "rebuilt on the new level" in verdicts[35].message
+
+
+def test_a_second_shift_is_a_new_event_with_its_own_first_step() -> None:
+    curve = [*healthy(20), *(value + 3 for value in healthy(15)), *(value + 9 for value in healthy(4))]
+    verdicts = judged(accepted(SUSTAINED), losses(curve))
+    assert states(verdicts)[35:] == "PPFF"
+    assert verdicts[-1].first_bad_step == 36
+
+
+def test_a_rule_that_needs_as_many_records_as_the_longest_freeze_still_fires() -> None:
+    verdicts = judged(accepted({"spike": SPIKE, "forRecords": 15}), losses([*healthy(20), *[9.0] * 15]))
+    assert states(verdicts)[33:] == "PF"
+
+
+def test_an_endless_breach_is_reported_again_once_per_reach_and_not_at_every_record() -> None:
+    policy = accepted({"range": {"max": 5}})
+    verdicts = judged(policy, losses([9.0] * (6 * LEAST_REACH)))
+    assert all(verdict.state is State.FIRING for verdict in verdicts)
+    assert sorted({verdict.first_bad_step for verdict in verdicts}) == [1 + LEAST_REACH * block for block in range(6)]
+
+
+def test_the_reach_covers_two_baselines_a_freeze_and_the_streak() -> None:
+    baseline = {"records": 1000, "minRecords": 50, "maxFreeze": 300}
+    [rule] = accepted({"spike": {"sigma": 4, "baseline": baseline}, "forRecords": 3}).spec.rules
+    assert reach(rule) == 2303
+    assert retention([accepted(SUSTAINED), accepted({"spike": {"sigma": 4, "baseline": baseline}})]) == 2 * 2301
+    assert retention([]) == 2 * LEAST_REACH
+
+
+NOISE = st.sampled_from([2.0, 1.9, 2.1, 2.05, 1.85, 2.3, 2.6, 3.0, 9.0, math.nan, None])
+
+
+@given(st.lists(NOISE, min_size=30, max_size=30), st.integers(0, 1200), st.integers(1100, 3000))
+@settings(deadline=None, max_examples=30)
+def test_a_verdict_does_not_depend_on_where_the_kept_history_begins(
+    pattern: list[float | None], earlier: int, reached: int
+) -> None:
+    policy = accepted(SUSTAINED, {"range": {"max": 5}})
+    curve = losses(pattern[(index * index) % 30] for index in range(reached))
+    whole = History(Lineage([Attempt(1)]), 1, retention=10_000)
+    first = max(1, reached - retention([policy]) - earlier)
+    later = new_history(policy, first_step=first)
+    for one in curve:
+        whole.append(one)
+        if one.step % 100 == 0:
+            judge((policy,), whole)
+    for one in curve[first - 1 :]:
+        later.append(one)
+    assert [str(one) for one in judge((policy,), whole)] == [str(one) for one in judge((policy,), later)]
+
+
+@given(st.lists(NOISE, min_size=5, max_size=80))
+@settings(deadline=None, max_examples=60)
+def test_judging_every_record_or_only_the_last_gives_the_same_verdict(values: list[float | None]) -> None:
+    policy = accepted(
+        {"spike": {**SPIKE, "baseline": {"records": 5, "minRecords": 3, "maxFreeze": 4}}, "forRecords": 2}
+    )
+    along = judged(policy, losses(values))
+    for count in range(1, len(values) + 1):
+        history = new_history(policy)
+        for one in losses(values[:count]):
+            history.append(one)
+        assert str(evaluate(policy, policy.spec.rules[0], history)) == str(along[count - 1])
+
+
+def test_rules_are_judged_in_the_order_of_policies_and_rules() -> None:
+    first, second = accepted({"range": {"max": 5}}, {"range": {"max": 6}}), accepted(SUSTAINED, name="other")
+    history = new_history(first, second)
+    history.append(record(1, loss=2.0))
+    verdicts = judge((first, second), history)
+    assert [(one.policy.name, one.rule.name) for one in verdicts] == [
+        ("guard", "rule-0"),
+        ("guard", "rule-1"),
+        ("other", "rule-0"),
+    ]
+
+
+def test_an_edited_policy_judges_the_next_record_by_the_whole_kept_history() -> None:
+    before, after = accepted({"range": {"max": 50}}), accepted(SUSTAINED)
+    history = new_history(before, after)
+    judged(before, losses([*healthy(20), 9, 9]), history)
+    assert states(judged(after, losses([9], first=23), history)) == "F"
