@@ -126,7 +126,7 @@ def test_the_decay_check_refuses(mutant: Apply) -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_bfloat16_products_leave_the_float32_momentum_alone(nesterov: bool) -> None:
-    config = MuonClipConfig(momentum=0.9, nesterov=nesterov)
+    config = MuonClipConfig(momentum=0.9, nesterov=nesterov, newton_schulz_dtype="bfloat16")
     momentum = torch.zeros(1, 8, 5)
     muon_updates(torch.ones(1, 8, 5), momentum, config)
     assert torch.equal(momentum, torch.ones(1, 8, 5))

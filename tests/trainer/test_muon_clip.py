@@ -92,9 +92,9 @@ def test_four_steps_equal_the_reference(nesterov: bool) -> None:
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
-def test_the_fast_precision_stays_near_the_reference() -> None:
+def test_single_precision_stays_near_the_reference() -> None:
     config = MuonClipConfig(qk_clip_threshold=0.015)
-    model = Transformer(replace(SHAPE, width=64), seed=1)
+    model = Transformer(SHAPE, seed=1)
     start = copy.deepcopy(model).double()
     optimizer = optimizer_of(model, config)
     logits = [forward_backward(model, 0)]
@@ -106,7 +106,7 @@ def test_the_fast_precision_stays_near_the_reference() -> None:
         step = (expected[name] - initial[name]).norm()
         # Key biases get no gradient (the softmax ignores them), so AdamW normalises pure rounding there.
         if not name.endswith("key.bias"):
-            assert (parameter - expected[name]).norm() <= 0.03 * step + 1e-7, name
+            assert (parameter - expected[name]).norm() <= 1e-3 * step, name
 
 
 def test_a_clipped_head_meets_the_threshold_on_the_same_batch() -> None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from trimtab_trainer.errors import TrainerError
 
-class InvalidFields(ValueError):
+
+class InvalidFields(TrainerError, ValueError):
     """One or more fields of a configuration are wrong.
 
     `problems` holds one sentence per wrong field, each naming the field and what to do.

@@ -26,6 +26,9 @@ FULL_PRODUCT_FRACTION: Final = 0.1
 CHUNK_ROWS: Final = 64
 """Query rows per product: the scores of one chunk stay in cache."""
 
+LARGEST_RESOLVED_LOGIT: Final = 2.0**24
+"""Above it float32 numbers lie more than 1 apart, so a softmax of such logits weighs rounding errors."""
+
 _KERNEL_SCHEMA: Final = (
     "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, "
     "float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> "
@@ -59,6 +62,15 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, threshold: fl
         return _all_exact(output, full_product_max_logit(query, key))
     with torch.no_grad():
         return _gated(output, query, key, log_sum_exp, threshold)
+
+
+def infinite_beyond_resolution(max_logit: Tensor) -> Tensor:
+    """Return `max_logit` with infinities where float32 cannot resolve the logits any more.
+
+    A flipped exponent bit in a query weight gives logits of 1e36 beside a finite loss; whether the gradient is
+    finite then depends on how the kernel rounds. No healthy head comes near the limit.
+    """
+    return torch.where(max_logit.abs() > LARGEST_RESOLVED_LOGIT, max_logit * math.inf, max_logit)
 
 
 def kernel_returns_log_sum_exp() -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trimtab_trainer.model.attention import AttentionResult, causal_attention
+from trimtab_trainer.model.attention import AttentionResult, causal_attention, infinite_beyond_resolution
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
 
@@ -21,7 +21,8 @@ Reduction = Literal["mean", "none"]
 class AttentionTelemetry:
     """Largest logit of every head, [layers, heads], detached.
 
-    `max_logit` is the maximum itself where `exact` is true, otherwise an upper bound.
+    `max_logit` is the maximum itself where `exact` is true, otherwise an upper bound; it is infinite where float32
+    cannot resolve the logits (beyond 2^24).
     """
 
     max_logit: Tensor
@@ -192,7 +193,7 @@ class Transformer(nn.Module):
             results.append(result)
         logits = self.head(self.norm(x))
         attention = AttentionTelemetry(
-            max_logit=torch.stack([result.max_logit for result in results]),
+            max_logit=infinite_beyond_resolution(torch.stack([result.max_logit for result in results])),
             exact=torch.stack([result.exact for result in results]),
         )
         if targets is None:

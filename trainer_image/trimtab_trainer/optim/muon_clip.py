@@ -75,11 +75,6 @@ class MuonClip:
         """Set both learning rates to `scale` times their peaks, until the next call."""
         self._lr_scale = scale
 
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-        for route in self.routes:
-            route.parameter.grad = None
-
     @torch.no_grad()
     def step(self, max_logits: Tensor) -> StepTelemetry:
         """Update the parameters from their gradients, then clip heads.

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from trimtab_trainer.errors import TrainerError
 from trimtab_trainer.tensors import first_index
 
 
-class NonFiniteLogitsError(ArithmeticError):
+class NonFiniteLogitsError(TrainerError):
     """A largest attention logit is NaN or infinite; nothing was changed."""
 
 
