@@ -324,10 +324,9 @@ def _environment(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int)
         "TRIMTAB_REDIS_USERNAME": redis_user(job.run),
         "TRIMTAB_CHECKPOINT_URI": spec.checkpoint.uri,
         "TRIMTAB_CHECKPOINT_EVERY": str(spec.checkpoint.every_steps),
-        "TRIMTAB_PROGRESS_DEADLINE": spec.progress_deadline,
+        "TRIMTAB_S3_ENDPOINT": spec.checkpoint.endpoint,
+        "TRIMTAB_PROGRESS_DEADLINE": str(parse_duration(spec.progress_deadline)),
     }
-    if spec.checkpoint.endpoint:
-        plain["TRIMTAB_S3_ENDPOINT"] = spec.checkpoint.endpoint
     own: dict[str, KubernetesObject] = {name: {"value": value} for name, value in plain.items()}
     own["PET_NODE_RANK"] = {"valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}}
     own["TRIMTAB_REDIS_PASSWORD"] = _from_secret(redis_secret_name(job.name), PASSWORD_KEY)

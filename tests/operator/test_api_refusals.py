@@ -218,8 +218,8 @@ FIXED = {
     "uri": ({"checkpoint": {"uri": "s3://other/prefix"}}, "spec.checkpoint.uri"),
     "seed": ({"trainer": {"config": {"data": {"seed": 1}}}}, "config.data.seed"),
     "order": ({"trainer": {"config": {"data": {"order": "shuffled"}}}}, "config.data.order"),
-    "samples": ({"trainer": {"config": {"data": {"samples": 10}}}}, "config.data.samples"),
-    "global batch": ({"trainer": {"config": {"data": {"globalBatch": 4}}}}, "config.data.globalBatch"),
+    "initial seed": ({"trainer": {"config": {"seed": 1}}}, "config.seed"),
+    "global batch": ({"trainer": {"config": {"globalBatch": 4}}}, "config.globalBatch"),
 }
 
 

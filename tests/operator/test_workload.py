@@ -126,7 +126,7 @@ def test_the_trainer_learns_its_run_world_and_stores() -> None:
         "TRIMTAB_CHECKPOINT_URI": "s3://bucket/prefix",
         "TRIMTAB_CHECKPOINT_EVERY": "20",
         "TRIMTAB_S3_ENDPOINT": "http://s3:8333",
-        "TRIMTAB_PROGRESS_DEADLINE": "10m",
+        "TRIMTAB_PROGRESS_DEADLINE": "600",
         "PET_NNODES": "1",
         "MASTER_ADDR": "demo-4-0.demo-4",
     }

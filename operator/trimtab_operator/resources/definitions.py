@@ -11,7 +11,7 @@ from trimtab_operator.resources.guard_incident import GuardIncidentSpec, GuardIn
 from trimtab_operator.resources.guard_policy import policy_spec_schema, policy_status_schema
 from trimtab_operator.resources.schema import Schema, structural_schema
 from trimtab_operator.resources.training_job import (
-    DATA_POSITION_FIELDS,
+    POSITION_FIELDS,
     MAX_NAME,
     NAME_PATTERN,
     TrainingJobSpec,
@@ -102,7 +102,7 @@ def _training_job_rules() -> tuple[Mapping[str, str], ...]:
             f"config.{field} {fixed}",
             fieldPath=".spec.trainer.config",
         )
-        for field in DATA_POSITION_FIELDS
+        for field in POSITION_FIELDS
     ]
     return tuple(rules)
 

@@ -92,24 +92,25 @@ class ResourcesPerNode(Resource):
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
 
 
+_WHOLE_NUMBER = {"type": "integer", "format": "int64", "minimum": 0}
 _CONFIG_SCHEMA: dict[str, Any] = {
     "x-kubernetes-preserve-unknown-fields": True,
     "properties": {
+        "seed": _WHOLE_NUMBER,
+        "globalBatch": {**_WHOLE_NUMBER, "minimum": 1},
         "data": {
             "type": "object",
             "x-kubernetes-preserve-unknown-fields": True,
             "properties": {
                 "order": {"type": "string", "maxLength": 16, "enum": ["sequential", "shuffled"]},
-                "seed": {"type": "integer", "minimum": 0},
-                "samples": {"type": "integer", "minimum": 1},
-                "globalBatch": {"type": "integer", "minimum": 1},
+                "seed": _WHOLE_NUMBER,
             },
-        }
+        },
     },
 }
 """The trainer checks its own configuration; only what must not change is typed, because CEL cannot see the rest."""
 
-DATA_POSITION_FIELDS = tuple(f"data.{name}" for name in _CONFIG_SCHEMA["properties"]["data"]["properties"])
+POSITION_FIELDS = ("seed", "globalBatch", "data.order", "data.seed")
 """Fields of `trainer.config` that give a data position its meaning: fixed from the first checkpoint on."""
 
 
@@ -143,8 +144,8 @@ class Trainer(Resource):
     resources_per_node: ResourcesPerNode | None = None
     env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64, json_schema_extra=list_map("name"))] = ()
     config: dict[str, Any] = Field(default={}, json_schema_extra=_CONFIG_SCHEMA)
-    """The trainer's own configuration, checked by the trainer. What `data` says of order, seed, samples and global
-    batch cannot change after the first checkpoint."""
+    """The trainer's own configuration, checked by the trainer. Seeds, global batch and data order cannot change after
+    the first checkpoint."""
 
 
 class PodTemplate(Resource):
@@ -174,8 +175,8 @@ class CheckpointStorage(Resource):
 
     uri: Annotated[str, Field(max_length=512, pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?$")]
     """`s3://bucket/prefix`; fixed from the first checkpoint on."""
-    endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://[^/\s]+/?$")] | None = None
-    """Address of the S3 service; default: AWS."""
+    endpoint: Annotated[str, Field(max_length=512, pattern=r"^https?://[^/\s]+/?$")] = "https://s3.amazonaws.com"
+    """Address of the S3 service."""
     every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     certify_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 300
     """Judged steps with every guard green until a checkpoint counts as certified."""
