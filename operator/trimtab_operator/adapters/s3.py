@@ -41,6 +41,7 @@ CONNECT_SECONDS, READ_SECONDS = 3.0, 5.0
 PARALLEL_READS = 8
 RACERS = 8
 THREADS = 16
+LIST_PAGE = 1000
 
 ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 """The fields of a credentials Secret; the last one may be absent."""
@@ -138,7 +139,8 @@ class _Bucket:
         await self._call("ListObjectsV2", prefix, self._reader.list_objects_v2, Prefix=prefix, MaxKeys=1)
 
     async def _pages(self, prefix: str, **options: str) -> AsyncGenerator[dict[str, Any]]:
-        chosen = {name: value for name, value in options.items() if value}
+        chosen: dict[str, Any] = {name: value for name, value in options.items() if value}
+        chosen["MaxKeys"] = LIST_PAGE
         while True:
             page = await self._call("ListObjectsV2", prefix, self._reader.list_objects_v2, Prefix=prefix, **chosen)
             yield page
@@ -182,8 +184,13 @@ class S3JournalStore:
         """See `JournalStore.probe`."""
         prefix = f"probe/{uuid.uuid4().hex}"
         try:
+            # Some servers make a missing bucket on the first write: a mistyped name would begin a second trail.
+            await self._bucket.peek(prefix)
             await self._probe_second_write(f"{prefix}-second")
             await self._probe_race(f"{prefix}-race")
+        except NotFound as error:
+            message = f"the audit bucket {self._bucket.name!r} does not exist; create it or correct its name"
+            raise AuditStoreUnfit(message) from error
         except StoreRefused as error:
             message = f"the audit bucket cannot be used: {error}"
             raise AuditStoreUnfit(message) from error
