@@ -107,10 +107,9 @@ def judge(policies: Sequence[AcceptedPolicy], history: History) -> tuple[Verdict
 def evaluate(policy: AcceptedPolicy, rule: Rule, history: History) -> Verdict:
     """The verdict on the history's last record; raises EmptyHistory."""
     record = history.last
-    span = reach(rule)
-    origin = max(1, (record.step // span - 1) * span + 1)
+    origins = _origins(record.step, reach(rule))
     seen = history.fold(
-        cast("Hashable", rule), origin, lambda: _RuleFold(rule, history.attempt, history.attempt_start_step)
+        cast("Hashable", rule), origins, lambda: _RuleFold(rule, history.attempt, history.attempt_start_step)
     )
     state, reason = _state(rule, seen)
     breaching = seen.streak > 0 and state in {State.PENDING, State.FIRING}
@@ -130,6 +129,12 @@ def evaluate(policy: AcceptedPolicy, rule: Rule, history: History) -> Verdict:
         element=seen.observation.element if seen.observation else None,
         baseline=seen.assessment.baseline if seen.assessment else None,
     )
+
+
+def _origins(step: int, span: int) -> tuple[int, int]:
+    """Where the replay of `step` begins, and where replays begin from the next multiple of `span` on."""
+    block = step // span
+    return max(1, (block - 1) * span + 1), block * span + 1
 
 
 @dataclass(frozen=True, slots=True)

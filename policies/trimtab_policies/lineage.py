@@ -98,7 +98,6 @@ class _Progress(Generic[T]):
     """How far a fold has come: a memo, which may be forgotten at any time without changing a result."""
 
     def __init__(self, origin: int, fold: Fold[T]) -> None:
-        self.origin = origin
         self.fold = fold
         self.next_step = origin
         self.result: T | None = None
@@ -114,7 +113,7 @@ class History:
     def __init__(self, lineage: Lineage, attempt: int, *, retention: int, first_step: int | None = None) -> None:
         self.retention = retention
         self._records: list[MetricRecord] = []
-        self._memo: dict[Hashable, _Progress[object]] = {}
+        self._memo: dict[Hashable, dict[int, _Progress[object]]] = {}
         self._furthest = 0
         self._enter(lineage, attempt)
         self._next_step = self._segments[0].first if first_step is None else first_step
@@ -165,7 +164,11 @@ class History:
         if len(self._records) > 2 * self.retention:
             del self._records[: -self.retention]
             first_kept = self._records[0].step
-            self._memo = {key: memo for key, memo in self._memo.items() if memo.next_step > first_kept}
+            self._memo = {
+                key: running
+                for key, running in self._memo.items()
+                if all(progress.next_step > first_kept for progress in running.values())
+            }
         return Appended.ACCEPTED
 
     def rebase(self, attempt: int, parent: int, branch_step: int) -> None:
@@ -187,22 +190,25 @@ class History:
         self._furthest = 0
         self._memo.clear()
 
-    def fold(self, key: Hashable, origin: int, make: Callable[[], Fold[T]]) -> T:
-        """The result, after the last record, of a fold begun at step `origin` (or at the first record kept).
+    def fold(self, key: Hashable, origins: tuple[int, int], make: Callable[[], Fold[T]]) -> T:
+        """The result, after the last record, of a fold begun at step `origins[0]` (or at the first record kept).
 
         A pure function of the records and `make`: equal keys must mean equal folds. Work already done for the same key
-        and origin is not repeated.
+        and origin is not repeated, and the fold begun at `origins[1]` is kept abreast, so that its turn costs nothing.
+        Raises EmptyHistory.
         """
-        origin = max(origin, self.last.step - len(self._records) + 1)
-        progress = cast("_Progress[T] | None", self._memo.get(key))
-        if progress is None or progress.origin != origin:
-            progress = _Progress(origin, make())
-            self._memo[key] = cast("_Progress[object]", progress)
-        first = self._records[0].step
-        for record in self._records[progress.next_step - first :]:
-            progress.result = progress.fold.step(record)
-        progress.next_step = self._next_step
-        return cast("T", progress.result)
+        first = self.last.step - len(self._records) + 1
+        known = self._memo.get(key, {})
+        running: dict[int, _Progress[T]] = {}
+        for origin in origins:
+            start = max(origin, first)
+            progress = cast("_Progress[T] | None", known.get(start)) or _Progress(start, make())
+            for record in self._records[progress.next_step - first :]:
+                progress.result = progress.fold.step(record)
+            progress.next_step = max(start, self._next_step)
+            running[start] = progress
+        self._memo[key] = cast("dict[int, _Progress[object]]", running)
+        return cast("T", running[max(origins[0], first)].result)
 
     def _enter(self, lineage: Lineage, attempt: int) -> None:
         self.lineage = lineage
