@@ -222,7 +222,7 @@ class SaveThread(threading.Thread):
             evaluation=request.evaluation,
             config_sha256=request.config_sha256,
             code_sha256=request.code_sha256,
-            versions={"python": platform.python_version(), "torch": torch.__version__},
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
             trigger=request.trigger,
             saved_at=request.saved_at,
         )

@@ -1,0 +1,96 @@
+"""Everything the ranks of a world say to each other; a failure of any exchange is PeerLost."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trimtab_trainer.errors import PeerLost
+from trimtab_trainer.tensors import integers
+
+
+class World:
+    """This rank's place among the others, and three channels that never wait for each other.
+
+    Gradients travel on the default group, decisions of a step on `control`, the pulse of a held world on `pulse`.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        """Join the world that torchrun described; raises PeerLost."""
+        timeout = timedelta(seconds=timeout_seconds)
+        with _translated("joining the world"):
+            store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            dist.init_process_group(
+                "gloo", store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=timeout
+            )
+            self._control = _group(timeout)
+            self._pulse = _group(timeout)
+        self.rank: int = rank
+        self.size: int = size
+        self.store = dist.PrefixStore("background", store)
+        """For background threads, which must not take part in collectives."""
+
+    def sum(self, tensor: Tensor) -> None:
+        """Sum `tensor` over all ranks, in place."""
+        with _translated("summing over the ranks"):
+            dist.all_reduce(tensor)
+
+    def max(self, tensor: Tensor) -> None:
+        """Take the maximum of `tensor` over all ranks, in place. NaN must be replaced first: it may get lost."""
+        with _translated("taking the maximum over the ranks"):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        """The maximum of each number over all ranks: the decisions of one step."""
+        return self._largest(values, self._control)
+
+    def pulse(self, values: Sequence[int]) -> list[int]:
+        """As `agree`, for a held world."""
+        return self._largest(values, self._pulse)
+
+    def broadcast(self, body: bytes) -> bytes:
+        """The bytes of rank 0."""
+        length = self.agree([len(body) if self.rank == 0 else 0])[0]
+        buffer = torch.zeros(length, dtype=torch.uint8)
+        if self.rank == 0:
+            buffer.copy_(torch.frombuffer(bytearray(body), dtype=torch.uint8))
+        with _translated("broadcasting from rank 0"):
+            dist.broadcast(buffer, src=0, group=self._control)
+        return bytes(buffer.numpy())
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which have one shape, in rank order."""
+        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
+        with _translated("gathering from the ranks"):
+            dist.all_gather(gathered, tensor, group=self._control)
+        return gathered
+
+    def gather_text(self, text: str) -> list[str]:
+        """The texts of all ranks, in rank order."""
+        body = text.encode()
+        length = self.agree([len(body)])[0]
+        padded = torch.zeros(max(length, 1), dtype=torch.uint8)
+        padded[: len(body)] = torch.tensor(list(body), dtype=torch.uint8)
+        return [bytes(part.numpy()).rstrip(b"\0").decode() for part in self.gather(padded)]
+
+    def _largest(self, values: Sequence[int], group: dist.ProcessGroup) -> list[int]:
+        packed = torch.tensor(list(values), dtype=torch.int64)
+        with _translated("agreeing with the ranks"):
+            dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
+        return integers(packed)
+
+
+def _group(timeout: timedelta) -> dist.ProcessGroup:
+    return dist.new_group(backend="gloo", timeout=timeout)
+
+
+@contextmanager
+def _translated(act: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PeerLost(f"{act} failed: {first_line}") from error

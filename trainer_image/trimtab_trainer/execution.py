@@ -1,0 +1,216 @@
+"""Carrying out directives at a step boundary: hold, restore, diagnose, resume, stop.
+
+Every rank runs this with the same directive at the same boundary, so all ranks take the same way through it.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+from trimtab_contract.data_position import SkipLedger
+from trimtab_contract.directives import (
+    AckState,
+    Action,
+    CheckpointReference,
+    Diagnose,
+    Directive,
+    EvidenceReference,
+    Reason,
+    ReplicaReport,
+)
+
+from trimtab_trainer.directives import Refusal, instruct
+from trimtab_trainer.errors import RestoreFailed, WorldEnded
+from trimtab_trainer.evidence import probe
+from trimtab_trainer.replicas import compare_replicas
+from trimtab_trainer.restoration import restore
+from trimtab_trainer.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a world says of itself beside its situation."""
+
+    state: AckState
+    detail: str = ""
+    reason: Reason | None = None
+    checkpoint: CheckpointReference | None = None
+    replicas: ReplicaReport | None = None
+    evidence: EvidenceReference | None = None
+
+
+class DirectiveExecutor:
+    """Obeys directives and keeps a held world alive."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._state = runtime.state
+        self._holding = True
+        self._said = Statement(AckState.WAITING)
+        self._failure: Statement | None = None
+        self._evidence: dict[tuple[int, Diagnose], EvidenceReference] = {}
+
+    def announce(self, state: AckState) -> None:
+        """Say so, and repeat it until the next statement."""
+        self._say(Statement(state))
+
+    def hold_by_itself(self, bad: str) -> None:
+        """Hold after a non-finite step, without anyone's word; `bad` names what was not finite, rank by rank."""
+        self._compare_replicas()
+        self._say(
+            Statement(
+                AckState.HOLDING, detail=f"non-finite: {bad}", reason=Reason.NON_FINITE, replicas=self._state.replicas
+            )
+        )
+
+    def wait(self) -> None:
+        """Stay at this boundary until a Run is obeyed; ranks exchange a few numbers several times a second.
+
+        Raises:
+            WorldEnded: stopped, finished, superseded or terminated meanwhile.
+            PeerLost: another rank is gone.
+        """
+        vitals = self._runtime.vitals
+        self._holding = vitals.held = True
+        self._runtime.archive_now()
+        training = False
+        while not training:
+            vitals.advance()
+            self._runtime.collect_checkpoint_events()
+            directive, terminating = self._runtime.pulse()
+            if terminating:
+                self.terminate()
+            if directive is not None:
+                training = self.obey(directive)
+        self._holding = vitals.held = False
+
+    def obey(self, directive: Directive) -> bool:
+        """Carry out a directive; returns whether the world trains afterwards.
+
+        Raises:
+            WorldEnded: the directive was Stop or Finish.
+            PeerLost: another rank is gone.
+        """
+        state = self._state
+        if state.directive is not None and directive.reaffirms(state.directive):
+            state.directive = directive
+            self._say(self._said)
+            return not self._holding
+        instruction = instruct(state.standing(), directive)
+        if isinstance(instruction, Refusal):
+            self._refuse(directive, instruction)
+            return not self._holding
+        state.directive = directive
+        if instruction.action is Action.STOP:
+            raise WorldEnded(Reason.STOPPED)
+        if instruction.action is Action.FINISH:
+            raise WorldEnded(Reason.FINISHED)
+        if instruction.restore is not None:
+            self._restore(directive, instruction.restore)
+        elif instruction.initialise:
+            self._initialise(directive)
+        elif state.ready:
+            state.ledger = SkipLedger.of(directive.skip)
+        if instruction.action is Action.RUN:
+            self._run()
+            return True
+        self._hold(directive)
+        return False
+
+    def terminate(self) -> None:
+        """End because some rank was told to: save together first, unless the state is suspect.
+
+        Raises:
+            WorldEnded: always; Terminated only when nothing had to be saved or the save is complete.
+        """
+        state = self._state
+        if not state.ready or state.in_incident or state.withheld_in_a_row:
+            raise WorldEnded(Reason.TERMINATED, "nothing was saved: the state is not one to go on from")
+        if state.replicas_differ:
+            raise WorldEnded(Reason.TERMINATED, "nothing was saved: the replicas differ")
+        saved = self._runtime.save_now("Terminated")
+        if saved is None:
+            raise WorldEnded(Reason.CRASHED, "terminated, and the state could not be saved")
+        raise WorldEnded(Reason.TERMINATED, saved=saved)
+
+    def _initialise(self, directive: Directive) -> None:
+        """Begin the run: the weights come from the seed, and the state before the first step is saved too."""
+        state = self._state
+        state.attempt, state.ready = directive.attempt, True
+        state.ledger = SkipLedger.of(directive.skip)
+        self._runtime.save("Initial")
+
+    def _restore(self, directive: Directive, target: CheckpointReference) -> None:
+        state = self._state
+        state.attempt, state.ready = directive.attempt, False
+        state.tried.add(directive.attempt)
+        self._failure = None
+        self._say(Statement(AckState.RESTORING, checkpoint=target))
+        try:
+            restore(self._runtime, target, SkipLedger.of(directive.skip))
+        except RestoreFailed as error:
+            reason = Reason.PROBE_FAILED if error.reason == Reason.PROBE_FAILED else Reason.RESTORE_FAILED
+            self._failure = Statement(AckState.FAILED, detail=str(error), reason=reason, checkpoint=target)
+
+    def _run(self) -> None:
+        self._state.self_held = False
+        if self._state.step < self._state.steps:
+            self.announce(AckState.RUNNING)
+
+    def _hold(self, directive: Directive) -> None:
+        """Answer a Hold: with the failure of its restore, its evidence, its restored state, or the replicas."""
+        state = self._state
+        if not state.ready and self._failure is not None:
+            self._say(self._failure)
+            return
+        if directive.restore is not None and state.ready:
+            self._say(Statement(AckState.RESTORED, checkpoint=state.restored))
+        else:
+            self._compare_replicas()
+            reason = Reason.NON_FINITE if state.self_held else None
+            detail = self._said.detail if state.self_held else ""
+            self._say(Statement(AckState.HOLDING, detail=detail, reason=reason, replicas=state.replicas))
+        if directive.diagnose is not None and state.ready:
+            self._say(Statement(AckState.DIAGNOSED, evidence=self._diagnose(directive.diagnose)))
+
+    def _diagnose(self, diagnose: Diagnose) -> EvidenceReference:
+        """Measure once per attempt and set of windows; repeated directives get the same evidence."""
+        key = (self._state.attempt, diagnose)
+        if key not in self._evidence:
+            state, runtime = self._state, self._runtime
+            restored = state.restored
+            result = probe(
+                diagnose,
+                run=runtime.environment.run,
+                root=runtime.environment.checkpoint_root,
+                attempt=state.attempt,
+                step=state.step,
+                state=restored if restored is not None and restored.step == state.step else None,
+                loss_of_share=runtime.loss_of_share,
+                world=runtime.world,
+            )
+            runtime.store_evidence(result)
+            self._evidence[key] = result.reference
+        return self._evidence[key]
+
+    def _compare_replicas(self) -> None:
+        """Once per hold. A difference found earlier stays: replicas that are all NaN look alike."""
+        if self._state.ready and not self._holding and not self._state.replicas_differ:
+            self._state.replicas = compare_replicas(self._runtime.trainee.named_parameters(), self._runtime.world)
+
+    def _refuse(self, directive: Directive, refusal: Refusal) -> None:
+        ack = self._runtime.ack(AckState.REFUSED, directive.order)
+        self._runtime.happened(msgspec.structs.replace(ack, reason=str(refusal.reason or ""), detail=refusal.detail))
+
+    def _say(self, statement: Statement) -> None:
+        self._said = statement
+        ack = self._runtime.ack(statement.state, self._state.order)
+        self._runtime.announce(
+            msgspec.structs.replace(
+                ack,
+                detail=statement.detail,
+                reason=str(statement.reason or ""),
+                checkpoint=statement.checkpoint,
+                replicas=statement.replicas,
+                evidence=statement.evidence,
+            )
+        )

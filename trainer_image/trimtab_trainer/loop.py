@@ -1,0 +1,147 @@
+"""The reference training loop: read it top to bottom.
+
+`session` is its only door to the outside. It hands out batches, says whether an update may happen, takes the numbers
+of every step, and between two batches does whatever the operator asked: hold, restore, skip, stop. A loop of your own
+needs the same four lines: iterate `session.batches()`, ask `session.gate(...)`, update, `session.report(...)`.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from trimtab_trainer.batches import Batch
+from trimtab_trainer.collectives import World
+from trimtab_trainer.config import TrainerConfig
+from trimtab_trainer.model import ModelOutput, Transformer
+from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
+from trimtab_trainer.reduction import GradientBuckets, Reduced
+from trimtab_trainer.session import Gate, Session
+from trimtab_trainer.tensors import first_index
+
+
+class Trainee:
+    """Model and optimizer: what a checkpoint holds, and what a probe may look at."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.config = config
+        self.rates = config.rates
+        self.model = Transformer(config.model, seed=config.seed)
+        self.optimizer = MuonClip(self.model.named_parameters(), self.model.query_key_parameters(), config.optimizer)
+
+    def learning_rate(self, step: int, override: RateOverride | None) -> float:
+        """Muon's learning rate at a step, from 1."""
+        return self.config.optimizer.muon_lr * self.rates.factor(step, override)
+
+    def named_parameters(self) -> list[tuple[str, Tensor]]:
+        """Every parameter once, in the model's order."""
+        return list(self.model.named_parameters())
+
+    @torch.no_grad()
+    def losses(self, samples: Tensor) -> Tensor:
+        """The evaluation-mode loss of each of `samples` [batch, tokens + 1]; leaves no trace in the state."""
+        with _evaluating(self.model):
+            output = self.model(samples[:, :-1], samples[:, 1:], reduction="none")
+        return _loss(output)
+
+
+def train(session: Session, trainee: Trainee, world: World) -> None:
+    """Train until the session ends the world, which it does by raising WorldEnded."""
+    config, model, optimizer = trainee.config, trainee.model, trainee.optimizer
+    parameters = trainee.named_parameters()
+    buckets = GradientBuckets([parameter for _, parameter in parameters], world, config.bucket_mebibytes << 20)
+    gradients = [(name, _gradient(parameter)) for name, parameter in parameters]
+    model.train()
+
+    for batch in session.batches():
+        optimizer.set_lr(trainee.rates.factor(batch.step, batch.rate_override))
+        buckets.zero()
+        output = forward(model, batch, config)
+        _loss(output).backward()
+        reduced = buckets.reduce(_loss(output), output.attention.max_logit, output.attention.exact)
+        clip = clip_gradients([gradient for _, gradient in gradients], config.gradient_clip)
+
+        # Every rank learns here, before anything changes, whether this update may happen at all.
+        gate = session.gate(first_bad(output, reduced, clip, gradients))
+        if gate is Gate.AGAIN:
+            continue
+        update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
+        session.report(scalars(reduced, clip, gradients, optimizer.lr, update), vectors(reduced, update))
+
+
+def forward(model: Transformer, batch: Batch, config: TrainerConfig) -> ModelOutput:
+    """One forward pass; the largest attention logits come with it."""
+    return model(
+        batch.tokens,
+        batch.targets,
+        qk_threshold=config.optimizer.qk_clip_threshold or math.inf,
+        exact=config.telemetry.exact_max_logits,
+        sample_ids=batch.sample_ids,
+    )
+
+
+def first_bad(
+    output: ModelOutput, reduced: Reduced, clip: GradientClip, gradients: list[tuple[str, Tensor]]
+) -> str | None:
+    """Name the first tensor, in the order of computation, that is not finite; None lets the update pass.
+
+    Loss and logits are this rank's own. The gradient is the reduced one: a flipped bit in a key weight leaves the
+    loss finite and shows only there.
+    """
+    if (place := first_index(~output.attention.max_logit.isfinite())) is not None:
+        return f"attention logits of layer {place[0]}, head {place[1]}"
+    if not math.isfinite(_loss(output).item()):
+        return "loss"
+    if not clip.finite:
+        return f"gradient of {first_non_finite(gradients)}"
+    return None if reduced.nonfinite == 0 else "another rank's loss or logits"
+
+
+def scalars(
+    reduced: Reduced,
+    clip: GradientClip,
+    gradients: list[tuple[str, Tensor]],
+    lr: float,
+    update: StepTelemetry | None,
+) -> dict[str, float]:
+    """The scalars of the metric record that the loop knows; `update` is None for a withheld step."""
+    bad_elements = 0 if clip.finite else sum(int((~gradient.isfinite()).sum()) for _, gradient in gradients)
+    known = {
+        "loss": reduced.loss,
+        "loss_max": reduced.loss_max,
+        "grad_norm": clip.norm,
+        "clip_ratio": clip.ratio,
+        "lr": lr,
+        "nonfinite": float(reduced.nonfinite + bad_elements),
+        "skipped_update": float(update is None),
+    }
+    return known if update is None else {**known, "update_rms": update.update_rms}
+
+
+def vectors(reduced: Reduced, update: StepTelemetry | None) -> dict[str, Tensor]:
+    """The vectors of the metric record, each [layers, heads]; a logit of which only a bound is known says so."""
+    name = "qk_max_logit" if reduced.exact else "qk_max_logit_bound"
+    return {name: reduced.max_logits} | ({} if update is None else {"qk_clip_gamma": update.qk_clip_gamma})
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, the former mode again afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _loss(output: ModelOutput) -> Tensor:
+    assert output.loss is not None
+    return output.loss
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad

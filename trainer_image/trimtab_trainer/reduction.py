@@ -1,0 +1,95 @@
+"""Gradients reduced over all ranks in flat buckets whose layout never changes.
+
+A reduction that regroups tensors after its first pass, as DistributedDataParallel does, adds numbers in another order
+after a restart; with three ranks or more a resumed run would then differ in the last bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trimtab_trainer.collectives import World
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What travelled with the gradients: mean and maximum over ranks of the loss, largest logits, raw bad values."""
+
+    loss: float
+    loss_max: float
+    max_logits: Tensor
+    """[layers, heads], the maximum over all ranks; a NaN of any rank is infinity here."""
+
+    exact: bool
+    """Whether every largest logit is exact on every rank; some are upper bounds otherwise."""
+
+    nonfinite: int
+    """Non-finite losses and largest logits, counted on every rank before reduction."""
+
+
+class GradientBuckets:
+    """Owns the gradient memory: every parameter's `grad` is a view of a flat bucket.
+
+    The last elements of the last bucket carry the loss and the count of non-finite values, so that they cost no
+    exchange of their own.
+    """
+
+    TAIL = 2
+
+    def __init__(self, parameters: Sequence[Tensor], world: World, bucket_bytes: int) -> None:
+        self._world = world
+        groups = _layout(parameters, bucket_bytes)
+        self._buckets: list[Tensor] = []
+        for position, group in enumerate(groups):
+            tail = self.TAIL if position == len(groups) - 1 else 0
+            bucket = torch.zeros(sum(p.numel() for p in group) + tail, dtype=group[0].dtype, device=group[0].device)
+            offset = 0
+            for parameter in group:
+                parameter.grad = bucket[offset : offset + parameter.numel()].view_as(parameter)
+                offset += parameter.numel()
+            self._buckets.append(bucket)
+        self._tail = self._buckets[-1][-self.TAIL :]
+
+    def zero(self) -> None:
+        """Clear every gradient, keeping the views."""
+        for bucket in self._buckets:
+            bucket.zero_()
+
+    @torch.no_grad()
+    def reduce(self, loss: Tensor, max_logits: Tensor, exact: Tensor) -> Reduced:
+        """Average gradients and loss over the ranks; take the maximum of the losses and of `max_logits`."""
+        bad = (~loss.isfinite()).sum() + (~max_logits.isfinite()).sum()
+        self._tail[0] = loss.detach()
+        self._tail[1] = bad
+        for bucket in self._buckets:
+            self._world.sum(bucket)
+        nonfinite = self._tail[1].item()
+        for bucket in self._buckets:
+            bucket.div_(self._world.size)
+        inexact = (~exact).any().float().view(1)
+        largest = torch.cat((max_logits.detach().flatten().float(), loss.detach().float().view(1), inexact))
+        largest = largest.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        self._world.max(largest)
+        return Reduced(
+            loss=self._tail[0].item(),
+            loss_max=largest[-2].item(),
+            max_logits=largest[:-2].view_as(max_logits),
+            exact=not largest[-1].item(),
+            nonfinite=int(nonfinite),
+        )
+
+
+def _layout(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+    """Fill buckets in parameter order: a function of the model alone."""
+    groups: list[list[Tensor]] = [[]]
+    size = 0
+    for parameter in parameters:
+        length = parameter.numel() * parameter.element_size()
+        if groups[-1] and (size + length > bucket_bytes or parameter.dtype != groups[-1][0].dtype):
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += length
+    return groups

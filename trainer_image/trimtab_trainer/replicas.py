@@ -1,0 +1,43 @@
+"""Whether all ranks hold the same parameters: most flipped bits show nowhere else."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from trimtab_contract.directives import ReplicaReport
+
+from trimtab_trainer.collectives import World
+from trimtab_trainer.optim import parameter_checksum
+
+_SIGN = 1 << 63
+
+
+def compare_replicas(named_parameters: Iterable[tuple[str, Tensor]], world: World) -> ReplicaReport:
+    """Compare parameter checksums over all ranks, before an update can make NaN replicas look alike.
+
+    `differing` names, for each rank outside the majority, the first tensor that differs. Without a majority (two
+    ranks) every rank is compared with rank 0.
+    """
+    own = parameter_checksum(named_parameters)
+    gathered = world.gather(torch.tensor([_signed(value) for _, value in own.tensors], dtype=torch.int64))
+    rows = [tuple(int(value) for value in row.tolist()) for row in gathered]
+    if len(set(rows)) == 1:
+        return ReplicaReport(agree=True)
+    majority, votes = Counter(rows).most_common(1)[0]
+    reference = majority if votes * 2 > len(rows) else rows[0]
+    names = [name for name, _ in own.tensors]
+    return ReplicaReport(agree=False, differing=tuple(_differing(rows, reference, names)))
+
+
+def _differing(rows: list[tuple[int, ...]], reference: tuple[int, ...], names: list[str]) -> Iterable[str]:
+    for rank, row in enumerate(rows):
+        for name, mine, theirs in zip(names, row, reference, strict=True):
+            if mine != theirs:
+                yield f"rank {rank}: {name}"
+                break
+
+
+def _signed(value: int) -> int:
+    """An unsigned 64-bit number as the signed one of the same bits."""
+    return value - 2 * _SIGN if value >= _SIGN else value

@@ -1,0 +1,73 @@
+"""Restoring a checkpoint, and the probe that must pass before anybody may go on from it."""
+
+import math
+
+from trimtab_contract.checkpoints import CheckpointManifest
+from trimtab_contract.data_position import SkipLedger
+from trimtab_contract.directives import CheckpointReference, Reason
+
+from trimtab_trainer.errors import DataUnreadable, RestoreFailed
+from trimtab_trainer.optim import RateOverride
+from trimtab_trainer.runtime import Runtime
+
+LOSS_TOLERANCE = 1e-3
+"""How far the loss may lie from the recorded one when another number of ranks adds it up in another order."""
+
+
+def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -> None:
+    """Put a checkpoint in place of the live state on every rank, and prove that it is the state that was saved.
+
+    Raises:
+        RestoreFailed: on all ranks alike. Without reason ProbeFailed the live state is what it was before; with it
+            the restored state is in memory and must not be trained on.
+        PeerLost: another rank is gone.
+    """
+    manifest = runtime.checkpointer.restore(target, runtime.training_state, ledger)
+    found = [text for text in runtime.world.gather_text(_problem(runtime, manifest)) if text]
+    loss = _loss_problem(runtime, manifest)
+    if found or loss:
+        raise RestoreFailed(Reason.PROBE_FAILED, target.key, found[0] if found else loss)
+    runtime.state.restored_to(target, manifest.step, ledger)
+    runtime.vitals.step = manifest.step
+
+
+def _problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
+    """What this rank finds wrong without asking the others; empty when all is as recorded."""
+    count = runtime.training_state.optimizer.count
+    if count != manifest.optimizer_steps:
+        return f"the optimizer has made {count} updates, the manifest says {manifest.optimizer_steps}"
+    override = None if manifest.lr is None else RateOverride(manifest.lr.scale, manifest.lr.until_step)
+    rate = runtime.trainee.learning_rate(manifest.step + 1, override)
+    if rate != manifest.learning_rate:
+        return f"the learning rate after the restore would be {rate}, the manifest says {manifest.learning_rate}"
+    window = SkipLedger(manifest.skip).window_of_step(manifest.step + 1)
+    if window != manifest.evaluation.window:
+        return f"the next window by the manifest's ledger is {window}, the manifest says {manifest.evaluation.window}"
+    try:
+        digest = runtime.data.window_digest(window)
+    except DataUnreadable as error:
+        return str(error)
+    if digest != manifest.evaluation.window_sha256:
+        return f"window {window} has other bytes than when the checkpoint was saved"
+    return ""
+
+
+def _loss_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
+    """Compare the loss of the recorded window: bit for bit with as many ranks as then, nearly otherwise."""
+    recorded = manifest.evaluation.losses
+    measured = runtime.evaluation_losses(manifest.evaluation.window)
+    if len(recorded) == len(measured):
+        same = all(_same(mine, then) for mine, then in zip(measured, recorded, strict=True))
+    else:
+        same = abs(_mean(measured) - _mean(recorded)) <= LOSS_TOLERANCE
+    if same:
+        return ""
+    return f"window {manifest.evaluation.window} has losses {list(measured)}, recorded were {list(recorded)}"
+
+
+def _same(measured: float, recorded: float) -> bool:
+    return measured == recorded or (math.isnan(measured) and math.isnan(recorded))
+
+
+def _mean(losses: tuple[float, ...]) -> float:
+    return sum(losses) / len(losses)

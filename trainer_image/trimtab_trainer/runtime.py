@@ -1,0 +1,264 @@
+"""Everything a world holds open beside model and optimizer, and how its parts reach the outside."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+from trimtab_contract.checkpoints import EvaluationProbe
+from trimtab_contract.directives import Ack, AckState, CheckpointReference, Directive, decode
+from trimtab_contract.metrics import MetricRecord
+
+from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.archive import Archivist, RecordArchive
+from trimtab_trainer.checkpointing import (
+    Checkpointer,
+    CheckpointEvent,
+    Saved,
+    SaveRefusal,
+    SaveRefused,
+    TrainingState,
+    Verified,
+    VerifyFailed,
+)
+from trimtab_trainer.checkpointing.saving import Trigger
+from trimtab_trainer.collectives import World
+from trimtab_trainer.config import Environment, TrainerConfig
+from trimtab_trainer.courier import Courier
+from trimtab_trainer.data import BatchLog, ByteWindows
+from trimtab_trainer.directives import Inbox, Letter
+from trimtab_trainer.errors import StoreError, WorldEnded
+from trimtab_trainer.evidence import ProbeResult
+from trimtab_trainer.faults import FaultInjector
+from trimtab_trainer.optim import RateOverride
+from trimtab_trainer.telemetry import Reporter, Vitals
+from trimtab_trainer.world_state import WorldState
+
+logger = logging.getLogger(__name__)
+
+
+class Trainee(Protocol):
+    """What a loop brings: something whose parameters can be compared and whose losses can be measured."""
+
+    def learning_rate(self, step: int, override: RateOverride | None) -> float:
+        """The learning rate of a step, from 1."""
+        ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """Every parameter once, in an order that never changes."""
+        ...
+
+    def losses(self, samples: Tensor) -> Tensor:
+        """The evaluation-mode loss of each of `samples`; leaves no trace in the state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """SHA-256 of the configuration's text and of the trainer's source."""
+
+    config: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spokesman:
+    """The parts that only rank 0 has: it alone speaks to Redis and archives records."""
+
+    courier: Courier
+    reporter: Reporter
+    inbox: Inbox
+    archive: RecordArchive
+
+
+@dataclass(slots=True)
+class Runtime:
+    """The parts of one rank, and the acts that need more than one of them."""
+
+    environment: Environment
+    config: TrainerConfig
+    world: World
+    state: WorldState
+    vitals: Vitals
+    trainee: Trainee
+    training_state: TrainingState
+    data: ByteWindows
+    batch_log: BatchLog
+    store: ObjectStore
+    checkpointer: Checkpointer
+    faults: FaultInjector
+    archivist: Archivist
+    hosts: tuple[str, ...]
+    spokesman: Spokesman | None
+    terminating: threading.Event
+    fingerprints: Fingerprints
+    last_saved: CheckpointReference | None = None
+    """The newest checkpoint known to be complete; only for messages, ranks learn of it at different times."""
+
+    replicas_suspect: bool = False
+    """Whether a save found that the replicas differ; makes all ranks compare at the next step."""
+
+    _seen: int = 0
+    _saved_for_good: tuple[int, int] | None = None
+
+    def letter(self) -> tuple[Letter, bool]:
+        """The directive in force as rank 0 sees it now, and whether a later world exists; nothing elsewhere."""
+        if self.spokesman is None:
+            return Letter(), False
+        return self.spokesman.inbox.letter, self.spokesman.inbox.superseded
+
+    def receive(self, accepted: int, letter: Letter) -> Directive | None:
+        """The new directive, from rank 0 to all, when the agreed count says that there is one."""
+        if accepted <= self._seen:
+            return None
+        self._seen = accepted
+        return decode(Directive, self.world.broadcast(letter.wire))
+
+    def pulse(self) -> tuple[Directive | None, bool]:
+        """One exchange of a held world: the new directive if any, and whether some rank was told to end.
+
+        Rank 0 sets the pace and wakes early when a directive arrives. Raises WorldEnded when a later world exists.
+        """
+        if self.spokesman is not None:
+            self.spokesman.courier.changed.wait(self.config.hold_tick_seconds)
+            self.spokesman.courier.changed.clear()
+        letter, superseded = self.letter()
+        accepted, terminating, over = self.world.pulse((letter.count, self.terminating.is_set(), superseded))
+        if over:
+            raise WorldEnded.superseded()
+        return self.receive(accepted, letter), bool(terminating)
+
+    def publish(self, record: MetricRecord) -> None:
+        """Queue a record for Redis and for the archive, on rank 0."""
+        if self.spokesman is not None:
+            self.spokesman.reporter.record(record)
+            self.spokesman.archive.add(record)
+            self.spokesman.courier.wake()
+
+    def ack(self, state: AckState, order: tuple[int, int]) -> Ack:
+        """The frame of an ack; step, progress, time and recent checkpoints are filled in when it is sent."""
+        return Ack(
+            state=state,
+            epoch=order[0],
+            seq=order[1],
+            world=self.environment.world,
+            attempt=self.state.attempt,
+            ranks=self.world.size,
+            hosts=self.hosts,
+            step=self.state.step,
+            progress=self.vitals.progress,
+            time=time.time(),
+        )
+
+    def announce(self, ack: Ack) -> None:
+        """Say a change of state, on rank 0."""
+        if self.spokesman is not None:
+            self.spokesman.reporter.state(ack)
+            self.spokesman.courier.wake()
+
+    def happened(self, ack: Ack) -> None:
+        """Say something that is no change of state, on rank 0."""
+        if self.spokesman is not None:
+            self.spokesman.reporter.event(ack)
+            self.spokesman.courier.wake()
+
+    def archive_now(self) -> None:
+        """Start writing records and batch logs to the store."""
+        self.archivist.wake()
+
+    def loss_of_share(self, window: int) -> Tensor:
+        """The evaluation-mode loss of this rank's share of a window."""
+        loss = self.trainee.losses(self.data.read(window)).mean()
+        self.vitals.advance()
+        return loss
+
+    def store_evidence(self, result: ProbeResult) -> None:
+        """Write a probe's evidence, on rank 0; tries again while the store is away, for the world is held anyway."""
+        while self.spokesman is not None and not self.spokesman.inbox.superseded:
+            try:
+                self.store.put(result.reference.key, result.body)
+            except StoreError as error:
+                logger.warning("evidence waits for the store: %s", error)
+                self.vitals.advance()
+                time.sleep(1.0)
+            else:
+                return
+
+    def save(self, trigger: Trigger) -> None:
+        """Copy the state and store it in the background; every rank calls it at the same boundary."""
+        state, directive = self.state, self.state.directive
+        self.checkpointer.save(
+            self.training_state,
+            step=state.step,
+            attempt=state.attempt,
+            trigger=trigger,
+            next_window=state.ledger.window_of_step(state.step + 1),
+            skip=state.ledger,
+            lr=None if directive is None else directive.lr,
+            learning_rate=self.trainee.learning_rate(state.step + 1, state.rate_override),
+            evaluation=self._evaluation(),
+            config_sha256=self.fingerprints.config,
+            code_sha256=self.fingerprints.code,
+        )
+        if trigger != "Periodic":
+            self._saved_for_good = (state.attempt, state.step)
+        logger.info("saving the state after step %d of attempt %d (%s)", state.step, state.attempt, trigger)
+
+    def save_now(self, trigger: Trigger) -> CheckpointReference | None:
+        """Save and wait until the checkpoint is complete; None when it did not become so."""
+        if self._saved_for_good != (self.state.attempt, self.state.step):
+            self.save(trigger)
+        self.wait_for_saves()
+        saved = self.last_saved
+        return saved if saved is not None and saved.step == self.state.step else None
+
+    def wait_for_saves(self) -> None:
+        """Wait for the saves that are on their way, within the bound of the configuration."""
+        self.checkpointer.flush(self.config.save_wait_seconds)
+        self.vitals.advance()
+        self.collect_checkpoint_events()
+
+    def collect_checkpoint_events(self) -> None:
+        """Pass on what the background threads of the checkpoints report."""
+        for event in self.checkpointer.events():
+            self._pass_on(event)
+
+    def _pass_on(self, event: CheckpointEvent) -> None:
+        if isinstance(event, Saved):
+            self.last_saved = event.reference
+            if self.spokesman is not None:
+                self.spokesman.reporter.saved(event.reference)
+            self._happened(AckState.SAVED, event.reference, detail=event.trigger)
+        elif isinstance(event, Verified):
+            self._happened(AckState.VERIFIED, event.reference, by=event.by)
+        elif isinstance(event, VerifyFailed):
+            self._happened(
+                AckState.VERIFY_FAILED, event.reference, by=event.by, detail=f"{event.object_name}: {event.detail}"
+            )
+        else:
+            logger.warning("checkpoint: %s", event)
+            if isinstance(event, SaveRefused) and event.reason is SaveRefusal.REPLICA_MISMATCH:
+                self.replicas_suspect = True
+
+    def _happened(self, state: AckState, checkpoint: CheckpointReference, *, by: str = "", detail: str = "") -> None:
+        ack = self.ack(state, self.state.order)
+        self.happened(msgspec.structs.replace(ack, checkpoint=checkpoint, by=by, detail=detail))
+
+    def _evaluation(self) -> EvaluationProbe:
+        """The loss of the next window on this state, which a restore measures again."""
+        window = self.state.ledger.window_of_step(self.state.step + 1)
+        return EvaluationProbe(
+            window=window,
+            window_sha256=self.data.window_digest(window),
+            losses=self.evaluation_losses(window),
+        )
+
+    def evaluation_losses(self, window: int) -> tuple[float, ...]:
+        """The evaluation-mode loss of every rank's share of a window, in rank order."""
+        own = self.loss_of_share(window).to(torch.float64).view(1)
+        return tuple(float(loss) for loss in self.world.gather(own))
