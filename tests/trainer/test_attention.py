@@ -1,14 +1,17 @@
 """Largest logits: exact where they matter, honest bounds elsewhere; gradients untouched by the method."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from trimtab_trainer.model import attention
-from trimtab_trainer.model.attention import causal_attention, full_product_max_logit
+from trimtab_trainer.model.attention import AttentionResult, causal_attention, full_product_max_logit
 from trimtab_trainer.optim.muonclip_reference import largest_logits
+
+Attend = Callable[[Tensor, Tensor, Tensor, float], AttentionResult]
 
 SHAPES = [(2, 3, 16, 8), (1, 2, 37, 16), (3, 4, 130, 32), (1, 1, 1, 4), (2, 2, 257, 8)]
 
@@ -63,6 +66,90 @@ def test_heads_above_the_threshold_are_exact_and_the_others_bounded(
     torch.testing.assert_close(result.max_logit[result.exact].double(), truth[result.exact], rtol=2e-6, atol=2e-5)
     assert (result.max_logit.double() >= truth - 1e-4 * truth.abs() - 1e-4).all()
     assert (result.max_logit[~result.exact] <= threshold).all()
+
+
+def check_maxima(attend: Attend) -> None:
+    """Soft and hot heads: where the largest logit exceeds the threshold it is exact, elsewhere a bound below it."""
+    for gain, share in ((1.0, 0.2), (3.0, 0.5), (20.0, 0.6)):
+        query, key, value = heads((2, 4, 64, 16), gain, 1.5 * gain, -gain)
+        key[:, :, -1] *= 4  # Only the last row may see it.
+        truth = largest_logits(query, key)
+        threshold = share * truth.max().item()
+        result = attend(query, key, value, threshold)
+        assert result.exact[truth > threshold].all()
+        torch.testing.assert_close(result.max_logit[result.exact].double(), truth[result.exact], rtol=1e-6, atol=1e-5)
+        assert (result.max_logit[~result.exact] >= truth[~result.exact]).all()
+        assert (result.max_logit[~result.exact] <= threshold).all()
+
+
+def gated(query: Tensor, key: Tensor, value: Tensor, threshold: float) -> AttentionResult:
+    return causal_attention(query, key, value, threshold=threshold, exact=False)
+
+
+def log_sum_exp_for_the_maximum(query: Tensor, key: Tensor, value: Tensor, threshold: float) -> AttentionResult:
+    output, log_sum_exp = attention.attention_with_log_sum_exp(query, key, value)
+    largest = log_sum_exp.amax((0, 2))
+    return AttentionResult(output, largest, largest > threshold)
+
+
+def row_of_the_largest_log_sum_exp_only(query: Tensor, key: Tensor, value: Tensor, threshold: float) -> AttentionResult:
+    output, log_sum_exp = attention.attention_with_log_sum_exp(query, key, value)
+    scores = (query @ key.mT / 4).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), -math.inf).amax(-1)
+    chosen = log_sum_exp == log_sum_exp.amax((0, 2), keepdim=True)
+    return AttentionResult(output, scores.masked_fill(~chosen, -math.inf).amax((0, 2)), torch.ones(4, dtype=torch.bool))
+
+
+def from_scores(change: Callable[[Tensor], Tensor], masked: bool = True) -> Attend:
+    def attend(query: Tensor, key: Tensor, value: Tensor, threshold: float) -> AttentionResult:
+        scores = change(query @ key.mT / 4)
+        if masked:
+            scores = scores.masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), -math.inf)
+        return AttentionResult(value, scores.amax((0, 2, 3)), torch.ones(4, dtype=torch.bool))
+
+    return attend
+
+
+def never_exact(query: Tensor, key: Tensor, value: Tensor, threshold: float) -> AttentionResult:
+    return causal_attention(query, key, value, threshold=math.inf, exact=False)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 1.0])
+def test_maxima_are_exact_where_they_matter(fraction: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
+    check_maxima(gated)
+    check_maxima(from_scores(lambda scores: scores))
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        log_sum_exp_for_the_maximum,
+        row_of_the_largest_log_sum_exp_only,
+        never_exact,
+        from_scores(lambda scores: scores, masked=False),
+        from_scores(torch.abs),
+        from_scores(lambda scores: scores * 4),
+        from_scores(lambda scores: scores / 4),
+    ],
+)
+def test_the_maxima_check_refuses(mutant: Attend) -> None:
+    with pytest.raises(AssertionError):
+        check_maxima(mutant)
+
+
+def test_a_log_sum_exp_rounded_below_the_maximum_still_opens_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = heads((2, 3, 64, 16), 20.0)
+    truth = largest_logits(query, key)[0].item()
+    kernel = attention.attention_with_log_sum_exp
+
+    def rounded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        output, log_sum_exp = kernel(*tensors)
+        return output, log_sum_exp.clamp(max=truth * (1 - 5e-5))
+
+    monkeypatch.setattr(attention, "attention_with_log_sum_exp", rounded)
+    result = causal_attention(query, key, value, threshold=truth * (1 - 1e-6), exact=False)
+    assert result.exact[0]
+    assert result.max_logit[0].item() == pytest.approx(truth, rel=1e-6)
 
 
 def test_a_head_exactly_at_the_threshold_is_exact() -> None:
