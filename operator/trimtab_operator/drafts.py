@@ -72,7 +72,7 @@ def instruct(state: RunState, observation: Observation, action: Action, **change
 def restore_directive(
     state: RunState, observation: Observation, incident: Incident, *, world: int | None = None
 ) -> Directive:
-    """Restore the plan's target as a new attempt, held; measure the windows around the flagged ones unless transient."""
+    """Restore the plan's target as a new attempt, held; unless transient, measure the windows that follow."""
     latch = incident.latch
     diagnose = None
     if incident.finding is not Finding.TRANSIENT:

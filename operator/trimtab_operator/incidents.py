@@ -102,6 +102,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     latch: Latch
+    opened_seq: int = 0
+    outcome: str = ""
+    closed_at: str = ""
     held_step: int | None = None
     replicas_agree: bool | None = None
     restoring_attempt: int = 0

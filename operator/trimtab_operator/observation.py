@@ -28,6 +28,7 @@ class PodsState(StrEnum):
 class Pods:
     """The newest world as Kubernetes shows it. `messages` come from all dead containers, read to the end."""
 
+    world: int = 0
     state: PodsState = PodsState.ABSENT
     failed: bool = False
     evicted: bool = False
@@ -131,6 +132,7 @@ class Observation:
     that was judged without a gap; `firing` the latch of the highest enforced rule firing on it.
     """
 
+    job: str
     now: str
     limits: Limits
     blocked: tuple[str, ...] = ()

@@ -88,10 +88,8 @@ def _next_firing(state: RunState, observation: Observation) -> Command | None:
     latch = observation.firing
     if latch is None or latch.attempt != state.attempt:
         return None
-    if state.phase in {_P.WATCHING, _P.PENDING}:
-        if state.phase is _P.PENDING:
-            return None
-        name = _incident_name(state, latch)
+    if state.phase is _P.WATCHING:
+        name = _incident_name(state, observation.job, latch)
         return drafts.record(
             state,
             JournalAction.INCIDENT_OPENED,
@@ -123,12 +121,10 @@ def _next_firing(state: RunState, observation: Observation) -> Command | None:
     return None
 
 
-def _incident_name(state: RunState, latch: Latch) -> str:
-    return f"a{latch.attempt}-s{latch.first_bad_step}" + (
-        f"-{len(state.incident_names) + 1}"
-        if f"a{latch.attempt}-s{latch.first_bad_step}" in state.incident_names
-        else ""
-    )
+def _incident_name(state: RunState, job: str, latch: Latch) -> str:
+    """Named after what fired; a second incident at the same place of the same attempt gets a number."""
+    name = f"{job}-a{latch.attempt}-s{latch.first_bad_step}"
+    return name if name not in state.incident_names else f"{name}-{len(state.incident_names) + 1}"
 
 
 # Phases ------------------------------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ class RunState:
     seq: int = 0
     head: str = GENESIS
     epoch: int = 0
+    last_action: JournalAction | None = None
     phase: RunPhase = RunPhase.PENDING
     attempts: tuple[Attempt, ...] = ()
     world: World | None = None
@@ -140,6 +141,7 @@ class RunState:
     checkpoints: tuple[Checkpoint, ...] = ()
     restore_failures: tuple[str, ...] = ()
     incident: Incident | None = None
+    closed: tuple[Incident, ...] = ()
     incident_names: tuple[str, ...] = ()
     effects: Mapping[str, int] = field(default_factory=dict[str, int])
     rollback_times: tuple[datetime, ...] = ()
@@ -205,7 +207,7 @@ def fold_all(records: Iterable[JournalRecord]) -> RunState:
 def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
     """The state after one more record; `head` is the hash of its bytes."""
     action = JournalAction(record.action)
-    state = replace(state, seq=record.seq, head=head, epoch=record.actor.epoch)
+    state = replace(state, seq=record.seq, head=head, epoch=record.actor.epoch, last_action=action)
     after = record.after or {}
     if record.phase is Phase.RESULT:
         if state.pending is not None and state.pending.id == record.id:
@@ -397,7 +399,10 @@ def _extent_found(incident: Incident, after: Mapping[str, Any]) -> Incident:
 
 
 def _incident_closed(state: RunState, record: JournalRecord) -> RunState:
-    return replace(state, incident=None)
+    if state.incident is None:
+        return state
+    closed = msgspec.structs.replace(state.incident, outcome=record.outcome or "", closed_at=record.time)
+    return replace(state, incident=None, closed=(*state.closed, closed))
 
 
 def _failed(state: RunState, record: JournalRecord) -> RunState:

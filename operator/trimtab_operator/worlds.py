@@ -23,6 +23,8 @@ def next_command(state: RunState, observation: Observation) -> Command | None:
         return _end_of_world(state, observation)
     if observation.limits.suspend or observation.blocked:
         return None
+    if world is not None and observation.pods.world != world.number:
+        return None
     if world is not None and observation.pods.state not in {PodsState.GONE, PodsState.ABSENT}:
         return None
     if state.phase in {_P.PENDING, _P.WATCHING, _P.PROBATION}:
@@ -36,7 +38,7 @@ def next_command(state: RunState, observation: Observation) -> Command | None:
 
 def _end_of_world(state: RunState, observation: Observation) -> Command | None:
     pods, world = observation.pods, state.world
-    if world is None:
+    if world is None or pods.world != world.number:
         return None
     messages = [message for message in pods.messages if message.world == world.number]
     bad_config = next((item for item in messages if item.reason is Reason.BAD_CONFIG), None)

@@ -1,0 +1,197 @@
+"""`python -m trimtab_operator`: settings, Lease, audit store, then kopf."""
+
+import asyncio
+import logging
+import signal
+import sys
+from urllib.parse import quote
+
+import kopf
+import structlog
+
+from trimtab_operator import handlers, health
+from trimtab_operator.adapters.kubernetes import KubernetesCluster
+from trimtab_operator.adapters.lease import LeaderLease
+from trimtab_operator.adapters.redis import RedisBus
+from trimtab_operator.adapters.s3 import S3CheckpointStores, S3Credentials, S3JournalStore, S3Location
+from trimtab_operator.errors import AuditStoreUnfit, Fenced, InvalidSettings, OperatorError, TemporaryError
+from trimtab_operator.journal import Identity
+from trimtab_operator.reconciler import Ports
+from trimtab_operator.settings import Settings, load_settings
+from trimtab_operator.supervisor import Supervisor
+
+RETRY_SECONDS = 2.0
+MAX_RUNS = 4096
+"""Every run waits for its streams on a connection of its own."""
+
+log = structlog.stdlib.get_logger("trimtab_operator")
+
+
+def main() -> int:
+    """Run until told to stop. Exit code 2 for wrong settings, 1 when another operator leads now."""
+    try:
+        settings = load_settings()
+    except InvalidSettings as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    configure_logging(settings.log_level)
+    return asyncio.run(run(settings))
+
+
+def configure_logging(level: str) -> None:
+    """One JSON object a line; kopf's own lines no louder than warnings."""
+    logging.basicConfig(stream=sys.stdout, level=level.upper(), format="%(message)s")
+    for name in ("kopf", "aiohttp", "botocore", "urllib3", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
+async def run(settings: Settings) -> int:
+    """Wait for the Lease, prove the audit store, then look after every TrainingJob."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    cluster = await KubernetesCluster.connect()
+    lease = LeaderLease(
+        cluster, settings.namespace, settings.lease_name, settings.pod_name, duration_seconds=settings.lease_seconds
+    )
+    audit = S3JournalStore(
+        S3Location(settings.audit_bucket, settings.audit_endpoint or ""),
+        S3Credentials(settings.audit_access_key_id, settings.audit_secret_access_key.get_secret_value()),
+    )
+    proven = asyncio.Event()
+    server = await health.serve(settings.health_port, proven.is_set)
+    bus = RedisBus(_redis_url(settings), max_connections=MAX_RUNS)
+    try:
+        work = asyncio.create_task(_lead(settings, cluster, lease, audit, bus, proven))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            return 0
+        return _outcome(work)
+    finally:
+        await lease.release()
+        await bus.close()
+        await cluster.close()
+        await server.cleanup()
+
+
+def _redis_url(settings: Settings) -> str:
+    """The URL with the administrator's name and password in it; never logged."""
+    scheme, place = settings.redis_url.split("://", 1)
+    user, password = quote(settings.redis_username, safe=""), quote(settings.redis_password.get_secret_value(), safe="")
+    return f"{scheme}://{user}:{password}@{place}"
+
+
+def _outcome(work: asyncio.Task[None]) -> int:
+    error = work.exception()
+    if isinstance(error, Fenced):
+        log.warning("another operator leads now; ending", error=str(error))
+        return 1
+    if isinstance(error, OperatorError):
+        log.error("ending", error=str(error))
+        return 1
+    if error is not None:
+        raise error
+    return 0
+
+
+async def _lead(
+    settings: Settings,
+    cluster: KubernetesCluster,
+    lease: LeaderLease,
+    audit: S3JournalStore,
+    bus: RedisBus,
+    proven: asyncio.Event,
+) -> None:
+    await _prove(audit)
+    proven.set()
+    log.info("waiting for the lease", lease=settings.lease_name)
+    epoch = await lease.acquire()
+    log.info("leading", epoch=epoch)
+    identity = Identity(settings.service_account, settings.pod_name, settings.pod_uid, settings.image)
+    ports = Ports(
+        cluster=cluster,
+        bus=bus,
+        journal=audit,
+        stores=S3CheckpointStores(),
+        lease=lease,
+        identity=identity,
+        defaults=settings.workload,
+        resync_seconds=settings.resync_seconds,
+    )
+    supervisor = Supervisor(ports)
+    registry = kopf.OperatorRegistry()
+    handlers.register(registry, supervisor)
+    namespaces = settings.watch_namespaces
+    tasks = [
+        asyncio.create_task(lease.keep(), name="lease"),
+        asyncio.create_task(supervisor.resync(), name="resync"),
+        asyncio.create_task(_end_orphans(supervisor), name="orphans"),
+        asyncio.create_task(
+            kopf.operator(registry=registry, standalone=True, clusterwide=not namespaces, namespaces=namespaces),
+            name="kopf",
+        ),
+    ]
+    try:
+        await _first_failure([*tasks, supervisor.failed])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await supervisor.close()
+
+
+async def _first_failure(futures: list[asyncio.Future[None]]) -> None:
+    """Return never but by an error: the Lease lost, a run fenced, kopf ended."""
+    pending = set(futures)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+            if isinstance(future, asyncio.Task) and future.get_name() == "kopf":
+                message = "kopf ended by itself"
+                raise OperatorError(message)
+
+
+async def _prove(audit: S3JournalStore) -> None:
+    """Wait until the audit store is proved; one that ignores conditions is an error for ever."""
+    while True:
+        try:
+            await audit.probe()
+        except AuditStoreUnfit:
+            raise
+        except (TemporaryError, OperatorError) as error:
+            log.warning("audit store not ready", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return
+
+
+async def _end_orphans(supervisor: Supervisor) -> None:
+    while True:
+        try:
+            await supervisor.end_orphans()
+        except TemporaryError as error:
+            log.warning("orphaned runs not ended yet", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

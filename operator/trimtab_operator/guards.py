@@ -1,0 +1,128 @@
+"""The policies a job names, as they are in the cluster now: valid ones become texts that judge, others say why not."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trimtab_contract.keys import policy_text
+from trimtab_policies.errors import InvalidPolicy
+from trimtab_policies.policy import AcceptedPolicy, Action, GuardPolicySpec, Mode, parse_policy
+
+from trimtab_operator.adapters.ports import Cluster, JournalStore
+from trimtab_operator.errors import NotFound
+from trimtab_operator.incidents import PolicyIdentity
+from trimtab_operator.resources import TrainingJobSpec
+from trimtab_operator.run_state import AcceptedGuard, RunState
+
+_ACTING = frozenset({Action.ROLLBACK, Action.STOP})
+
+
+@dataclass(frozen=True, slots=True)
+class GuardView:
+    """What the job's `guard` means now: `missing` block a first world, `invalid` leave the last valid text in force."""
+
+    policies: tuple[AcceptedPolicy, ...]
+    mode: str
+    missing: tuple[str, ...]
+    invalid: tuple[str, ...]
+
+    def accepted(self, attempt: int, step: int) -> AcceptedGuard:
+        """The guard as the journal names it, judging from the given record on."""
+        identities = tuple(
+            PolicyIdentity(
+                kind=one.kind,
+                namespace=one.namespace or "",
+                name=one.name,
+                uid=one.uid,
+                generation=one.generation,
+                hash=one.hash,
+            )
+            for one in self.policies
+        )
+        return AcceptedGuard(policies=identities, mode=self.mode, from_attempt=max(attempt, 1), from_step=step)
+
+    @property
+    def holds_on_nonfinite(self) -> bool:
+        """Whether an enforced rule on `nonfinite` acts: then a world holds by itself at a non-finite step."""
+        return self.mode == Mode.ENFORCE.value and any(
+            policy.mode is Mode.ENFORCE and rule.metric == "nonfinite" and rule.action in _ACTING
+            for policy in self.policies
+            for rule in policy.spec.rules
+        )
+
+
+async def read_guard(
+    cluster: Cluster, namespace: str, spec: TrainingJobSpec, state: RunState, texts: dict[str, AcceptedPolicy]
+) -> GuardView:
+    """Read every policy the job names; an invalid or deleted one is replaced by its last accepted text."""
+    policies: list[AcceptedPolicy] = []
+    missing: list[str] = []
+    invalid: list[str] = []
+    for reference in spec.guard.policies:
+        try:
+            body = await cluster.guard_policy(namespace, reference.name)
+            policies.append(_accept(body))
+            continue
+        except NotFound:
+            why = f"GuardPolicy {reference.name} does not exist in namespace {namespace}: create it"
+            missing.append(why)
+        except InvalidPolicy as error:
+            why = f"GuardPolicy {reference.name}: {error}"
+        last = _last_accepted(state, reference.name, texts)
+        if last is not None:
+            policies.append(last)
+            missing = [one for one in missing if one != why]
+            invalid.append(f"{why}; generation {last.generation} stays in force")
+        elif why not in missing:
+            missing.append(why)
+    return GuardView(tuple(policies), spec.guard.mode, tuple(missing), tuple(invalid))
+
+
+async def keep_texts(journal: JournalStore, guard: GuardView, texts: dict[str, AcceptedPolicy]) -> None:
+    """Put every new text into the audit bucket, before a record names its hash."""
+    for policy in guard.policies:
+        if policy.hash not in texts:
+            await journal.put_object(policy_text(policy.hash), _canonical(policy.spec))
+            texts[policy.hash] = policy
+
+
+async def load_texts(journal: JournalStore, state: RunState, texts: dict[str, AcceptedPolicy]) -> None:
+    """Fetch every text the journal names, so that old records are judged by what was in force for them."""
+    for guard in state.guards:
+        for identity in guard.policies:
+            if identity.hash in texts:
+                continue
+            spec = parse_policy(json.loads(await journal.get_object(policy_text(identity.hash))))
+            texts[identity.hash] = AcceptedPolicy.of(
+                spec,
+                kind=identity.kind,
+                namespace=identity.namespace or None,
+                name=identity.name,
+                uid=identity.uid,
+                generation=identity.generation,
+            )
+
+
+def _accept(body: Any) -> AcceptedPolicy:
+    metadata = body["metadata"]
+    return AcceptedPolicy.of(
+        parse_policy(body["spec"]),
+        kind="GuardPolicy",
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+    )
+
+
+def _canonical(spec: GuardPolicySpec) -> bytes:
+    content = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _last_accepted(state: RunState, name: str, texts: dict[str, AcceptedPolicy]) -> AcceptedPolicy | None:
+    for guard in reversed(state.guards):
+        for identity in guard.policies:
+            if identity.name == name and identity.hash in texts:
+                return texts[identity.hash]
+    return None

@@ -1,0 +1,129 @@
+"""The journal of one run as the operator writes it: read, fold, append; every decision rests on this fold."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import msgspec
+from trimtab_contract.journal import Actor, JournalRecord, canonical_bytes, parse_record, record_hash
+from trimtab_contract.keys import RunId
+
+from trimtab_operator.adapters.ports import Appended, JournalStore
+from trimtab_operator.commands import Draft
+from trimtab_operator.errors import Conflict, Fenced
+from trimtab_operator.run_state import JournalAction, RunState, fold
+
+_GENESIS_EPOCH = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this operator process is."""
+
+    service_account: str
+    pod: str
+    pod_uid: str
+    image: str
+
+    def actor(self, epoch: int) -> Actor:
+        """This process as the author of a record."""
+        return Actor(
+            service_account=self.service_account, pod=self.pod, pod_uid=self.pod_uid, image=self.image, epoch=epoch
+        )
+
+
+def wall_time() -> str:
+    """Now, as RFC 3339 in UTC with microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+class RunJournal:
+    """One run's journal: the only way to change the run's state.
+
+    A record whose reply was lost is settled first: the very same bytes are appended again before anything else.
+    """
+
+    def __init__(self, store: JournalStore, run: RunId, identity: Identity, now: Callable[[], str] = wall_time) -> None:
+        self.state = RunState()
+        self.epoch = _GENESIS_EPOCH
+        self._store = store
+        self._run = run
+        self._identity = identity
+        self._now = now
+        self._unsettled: tuple[int, bytes] | None = None
+
+    async def read(self) -> None:
+        """Fold what the store holds beyond the records already folded; raises Fenced behind a newer operator."""
+        for seq, body in await self._store.read(self._run, after=self.state.seq):
+            self._fold(seq, body)
+        if self.epoch and self.state.epoch > self.epoch:
+            message = f"epoch {self.state.epoch} leads run {self._run}; this operator has {self.epoch}"
+            raise Fenced(message)
+
+    async def take_over(self, lease_epoch: int) -> JournalRecord:
+        """Open the run under a new epoch, above the Lease's and above every epoch in the journal.
+
+        The record is also the intent of re-affirming the directive in force under the new epoch, so that a fenced
+        operator can overwrite nothing. Raises Conflict when another one was quicker.
+        """
+        await self.read()
+        self.epoch = 1 + max(lease_epoch, self.state.epoch)
+        directive = self.state.directive
+        after: dict[str, object] = {"epoch": self.epoch}
+        if directive is not None:
+            after["directive"] = msgspec.structs.replace(directive, epoch=self.epoch, seq=self.state.seq + 1)
+        draft = Draft(action=JournalAction.TAKEOVER, id=f"run/{JournalAction.TAKEOVER}/{self.epoch}", after=after)
+        try:
+            return await self.append(draft)
+        except Conflict:
+            self.epoch = _GENESIS_EPOCH
+            raise
+
+    async def append(self, draft: Draft) -> JournalRecord:
+        """Write the draft as the next record and fold it.
+
+        Raises Conflict when another record has its place (read again, decide again), Fenced behind a newer operator,
+        StoreUnavailable when the outcome is unknown.
+        """
+        await self.settle()
+        record = JournalRecord(
+            seq=self.state.seq + 1,
+            prev=self.state.head,
+            id=draft.id,
+            time=self._now(),
+            actor=self._identity.actor(self.epoch),
+            action=draft.action.value,
+            phase=draft.phase,
+            incident=draft.incident,
+            reason=draft.reason,
+            evidence=draft.evidence,
+            before=draft.before,
+            after=draft.after,
+            policy_hash=draft.policy_hash,
+            outcome=draft.outcome,
+            error=draft.error,
+        )
+        self._unsettled = (record.seq, canonical_bytes(record))
+        await self.settle()
+        return record
+
+    async def settle(self) -> None:
+        """Finish an append whose outcome is unknown; raises as `append`."""
+        if self._unsettled is None:
+            return
+        seq, body = self._unsettled
+        appended = await self._store.append(self._run, seq, body)
+        self._unsettled = None
+        if appended is Appended.OTHER:
+            await self.read()
+            message = f"record {seq} of run {self._run} is another one than this operator meant to write"
+            raise Conflict(message)
+        self._fold(seq, body)
+
+    def _fold(self, seq: int, body: bytes) -> None:
+        record = parse_record(body)
+        head = record_hash(body)
+        if record.actor.epoch < self.state.epoch:
+            self.state = replace(self.state, seq=seq, head=head)
+        else:
+            self.state = fold(self.state, record, head)

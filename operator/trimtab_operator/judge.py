@@ -1,0 +1,204 @@
+"""Judges one run's records as they come: the policies' engine over the surviving history, and what follows from it.
+
+Every record is judged by the policies that the journal says were in force for it, so a new operator that judges the
+same records again comes to the same verdicts. The first enforced firing of an attempt is kept until the attempt
+changes: what is flagged never depends on how late the operator got to act.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from statistics import fmean, pstdev
+
+from trimtab_contract.directives import LearningRateOverride
+from trimtab_contract.journal import plain
+from trimtab_contract.metrics import MetricRecord
+from trimtab_policies.decision import allowed_action, decide
+from trimtab_policies.evaluation import State, Verdict, judge, retention
+from trimtab_policies.lineage import Appended, Attempt, History, Lineage, Segment
+from trimtab_policies.policy import AcceptedPolicy, Action, Mode
+
+from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings
+from trimtab_operator.observation import FiringRule
+from trimtab_operator.run_state import AcceptedGuard, RunState
+
+EVIDENCE_RECORDS = 128
+"""How many records before the first bad one are frozen as evidence."""
+HEALTHY_RECORDS = 100
+DEFAULT_SIGMA = 4.0
+_ACTING = frozenset({Action.ROLLBACK, Action.STOP})
+
+
+class Judge:
+    """One run's judgement; owns the history, keeps no verdict that the records do not give again."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, AcceptedPolicy] = {}
+        self.firing: Latch | None = None
+        self.notes: tuple[FiringRule, ...] = ()
+        self.last: MetricRecord | None = None
+        self._history: History | None = None
+        self._kept = 0
+
+    @property
+    def judged_step(self) -> int:
+        """The last step of the current attempt that was judged without a gap."""
+        return self._history.next_step - 1 if self._history is not None else 0
+
+    @property
+    def missing_step(self) -> int | None:
+        """The first step that is missing while later ones have arrived."""
+        return self._history.missing_step if self._history is not None else None
+
+    def needs_loading(self, state: RunState) -> bool:
+        """Whether the history is not the current attempt's, or shorter than the rules need."""
+        return bool(state.attempts) and (
+            self._history is None
+            or self._history.attempt != state.attempt
+            or self._kept < retention(self.texts.values())
+        )
+
+    def wanted(self, state: RunState) -> tuple[tuple[Segment, ...], int]:
+        """The segments of the current attempt's surviving history, and the first step the rules need of it."""
+        segments = _lineage(state).surviving(state.attempt)
+        first = state.attempts[-1].branch_step - retention(self.texts.values()) + 1
+        return segments, max(segments[0].first, first)
+
+    def begin(self, state: RunState, records: tuple[MetricRecord, ...]) -> None:
+        """Start over for the current attempt with its surviving records.
+
+        Where older ones are lost the history begins behind the loss: the baselines fill again, nothing waits for ever.
+        """
+        start = state.attempts[-1].branch_step
+        first = start + 1
+        for record in reversed([one for one in records if one.step <= start]):
+            if record.step != first - 1:
+                break
+            first = record.step
+        self._kept = retention(self.texts.values())
+        self._history = History(_lineage(state), state.attempt, retention=self._kept, first_step=first)
+        self.firing, self.notes, self.last = None, (), None
+        self.take(tuple(record for record in records if record.step >= first), state)
+
+    def take(self, records: tuple[MetricRecord, ...], state: RunState) -> None:
+        """Judge records in order; stops at a gap, ignores what is there already or belongs to no surviving history."""
+        history = self._history
+        if history is None:
+            return
+        for record in records:
+            if history.append(record) is not Appended.ACCEPTED:
+                continue
+            self.last = record
+            if record.attempt == history.attempt:
+                self._judge(history, record, state.guard_at(record.attempt, record.step))
+
+    def evidence(self) -> bytes:
+        """The records around the first firing, one JSON object a line, vectors in base64."""
+        if self._history is None:
+            return b""
+        first = (self.firing.first_bad_step if self.firing else self.judged_step) - EVIDENCE_RECORDS
+        kept = [record for record in self._history.records if record.step >= first]
+        return b"".join(json.dumps(plain(record), sort_keys=True).encode() + b"\n" for record in kept)
+
+    def _judge(self, history: History, record: MetricRecord, guard: AcceptedGuard | None) -> None:
+        if guard is None:
+            return
+        policies = [self.texts[identity.hash] for identity in guard.policies if identity.hash in self.texts]
+        identities = {identity.hash: identity for identity in guard.policies}
+        verdicts = judge(policies, history)
+        mode = Mode(guard.mode)
+        decision = decide(verdicts, guard_mode=mode)
+        winner, action = decision.winner, decision.action
+        if winner is not None and action is not None and action in _ACTING:
+            latch = _latch(winner, identities, history, action)
+            stronger = self.firing is None or action.severity > Action(self.firing.action).severity
+            self.firing = latch if stronger else self.firing
+        fresh = [_note(verdict, mode) for verdict in verdicts if verdict.state is State.FIRING]
+        known = {(note.policy, note.rule, note.attempt, note.step) for note in self.notes}
+        self.notes = (
+            *self.notes,
+            *(note for note in fresh if note and (note.policy, note.rule, note.attempt, note.step) not in known),
+        )
+
+
+def _lineage(state: RunState) -> Lineage:
+    return Lineage(Attempt(one.number, one.parent, one.branch_step) for one in state.attempts)
+
+
+def _note(verdict: Verdict, mode: Mode) -> FiringRule | None:
+    """A firing rule that may only be written down."""
+    action = allowed_action(verdict, mode)
+    if action in _ACTING:
+        return None
+    asked = verdict.rule.action
+    return FiringRule(
+        policy=verdict.policy.name,
+        rule=verdict.rule.name,
+        action=action.value,
+        would_have=asked.value if asked is not action else "",
+        attempt=verdict.attempt,
+        step=verdict.first_bad_step or verdict.step,
+        observed=_number(verdict.observed),
+        threshold=_optional_number(verdict.threshold),
+        message=verdict.message,
+        policy_hash=verdict.policy.hash,
+    )
+
+
+def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: History, action: Action) -> Latch:
+    policy, rule = verdict.policy, verdict.rule
+    remediation = policy.spec.remediation
+    rate = remediation.learning_rate
+    sigma = rule.spike.sigma if rule.spike is not None else None
+    first_bad = verdict.first_bad_step or verdict.step
+    return Latch(
+        policy=identities[policy.hash],
+        rule=rule.name,
+        metric=rule.metric,
+        action=action.value,
+        observed=_number(verdict.observed),
+        threshold=_optional_number(verdict.threshold),
+        sigma=sigma,
+        control_limit=_control_limit(verdict, history, first_bad, sigma),
+        message=verdict.message,
+        attempt=verdict.attempt,
+        first_bad_step=first_bad,
+        fired_step=verdict.step,
+        flagged=verdict.flagged_windows or (history.last.window, history.last.window),
+        remediation=RemediationSettings(
+            margin=remediation.margin,
+            before=remediation.skip_batches.before,
+            after=remediation.skip_batches.after,
+            probe=remediation.skip_batches.probe,
+            probation_steps=remediation.probation_steps,
+            margin_factor=remediation.escalate.margin_factor,
+            learning_rate=LearningRateOverride(scale=rate.scale, until_step=rate.for_steps) if rate else None,
+        ),
+        rule_text=rule.model_dump(mode="json", by_alias=True, exclude_none=True),
+    )
+
+
+def _control_limit(verdict: Verdict, history: History, first_bad: int, sigma: float | None) -> float | None:
+    """The loss above which a control window is bad: the rule's own threshold, or one made of the healthy records."""
+    threshold = verdict.threshold
+    if verdict.rule.metric == "loss" and threshold is not None and math.isfinite(threshold):
+        return threshold
+    healthy = [
+        loss
+        for record in history.records
+        if record.step < first_bad and math.isfinite(loss := record.scalars.get("loss", math.nan))
+    ][-HEALTHY_RECORDS:]
+    if len(healthy) < 2:
+        return None
+    return fmean(healthy) + (sigma if sigma is not None else DEFAULT_SIGMA) * pstdev(healthy)
+
+
+def _number(value: float | None) -> float | str:
+    """A number as the journal writes it: non-finite ones, and none at all, are words."""
+    if value is None:
+        return "none"
+    return value if math.isfinite(value) else str(plain(value))
+
+
+def _optional_number(value: float | None) -> float | str | None:
+    return None if value is None else _number(value)

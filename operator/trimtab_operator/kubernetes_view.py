@@ -1,0 +1,80 @@
+"""The newest world as Kubernetes shows it, reduced to what decisions need. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trimtab_contract.directives import TerminationMessage, decode
+from trimtab_contract.errors import MalformedDirective
+
+from trimtab_operator.adapters.ports import KubernetesObject, PodView
+from trimtab_operator.observation import Pods, PodsState
+
+_RUNNING = frozenset({"Pending", "Running"})
+_EVICTED = frozenset(
+    {"Evicted", "PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "Terminated"}
+)
+
+
+def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodView]) -> Pods:
+    """Summarise the pods of `world`. A Job that failed or completed has no process left once none of its pods runs."""
+    alive = [pod for pod in pods if pod.phase in _RUNNING]
+    dead = [pod for pod in pods if pod.phase not in _RUNNING]
+    messages = tuple(message for pod in pods for message in _messages(pod))
+    return Pods(
+        world=world,
+        state=_state(job, alive, dead),
+        failed=any(pod.phase == "Failed" for pod in dead),
+        evicted=any(pod.reason in _EVICTED for pod in pods),
+        messages=messages,
+        trouble=_trouble(pods),
+        names=tuple(pod.name for pod in alive),
+    )
+
+
+def owned_by(body: KubernetesObject, uid: str) -> bool:
+    """Whether an object belongs to the owner with this uid."""
+    owners: list[Mapping[str, Any]] = body["metadata"].get("ownerReferences") or []
+    return any(owner.get("uid") == uid for owner in owners)
+
+
+def _state(job: KubernetesObject | None, alive: Sequence[PodView], dead: Sequence[PodView]) -> PodsState:
+    ended = job is not None and _ended(job)
+    if alive:
+        if dead or ended or any(pod.deleted for pod in alive):
+            return PodsState.ENDING
+        return PodsState.LIVE if all(pod.phase == "Running" for pod in alive) else PodsState.STARTING
+    if ended:
+        return PodsState.GONE
+    if job is None:
+        return PodsState.ABSENT
+    return PodsState.ENDING if dead else PodsState.STARTING
+
+
+def _ended(job: KubernetesObject) -> bool:
+    status: Mapping[str, Any] = job.get("status") or {}
+    conditions: list[Mapping[str, Any]] = status.get("conditions") or []
+    return any(item.get("type") in {"Failed", "Complete"} and item.get("status") == "True" for item in conditions)
+
+
+def _messages(pod: PodView) -> list[TerminationMessage]:
+    found: list[TerminationMessage] = []
+    for text in pod.termination_messages:
+        for line in text.splitlines():
+            try:
+                found.append(decode(TerminationMessage, line))
+            except MalformedDirective:
+                continue  # torchrun and the kernel write there too; only our own JSON line counts
+    return found
+
+
+def _trouble(pods: Sequence[PodView]) -> str:
+    for pod in pods:
+        if pod.waiting and pod.waiting not in {"ContainerCreating", "PodInitializing"}:
+            return f"pod {pod.name} waits: {pod.waiting}: {pod.waiting_message}"
+        if pod.unschedulable:
+            return f"pod {pod.name} cannot be scheduled: {pod.unschedulable}"
+    for pod in pods:
+        if any(code != 0 for code in pod.exit_codes):
+            codes = ", ".join(str(code) for code in pod.exit_codes)
+            return f"pod {pod.name} ended with exit code {codes}" + (f" ({pod.reason})" if pod.reason else "")
+    return ""

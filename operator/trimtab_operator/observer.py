@@ -1,0 +1,166 @@
+"""Looks at everything a decision may depend on and makes one frozen Observation of it; changes nothing of the run."""
+
+from dataclasses import dataclass, replace
+
+from trimtab_contract.checkpoints import sha256_hex
+from trimtab_contract.directives import Ack, CheckpointReference
+from trimtab_contract.errors import ContractError
+from trimtab_contract.evidence import ProbeEvidence, decode_probe
+from trimtab_contract.journal import Evidence
+from trimtab_contract.keys import RunId, audit_evidence
+
+from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, Cluster, JournalStore
+from trimtab_operator.claims import look_at_claims
+from trimtab_operator.errors import NotFound, StoreRefused
+from trimtab_operator.guards import GuardView, keep_texts, read_guard
+from trimtab_operator.judge import Judge
+from trimtab_operator.kubernetes_view import owned_by, pods_of_world
+from trimtab_operator.observation import Acks, Limits, Observation, Pods
+from trimtab_operator.reasons import Reason
+from trimtab_operator.resources import parse_duration
+from trimtab_operator.run_state import RunPhase, RunState
+from trimtab_operator.workload import TrainingJobView, world_name, world_selector
+
+CREDENTIAL_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What a job waits for: a reason of `reasons` and the sentence that says what to do."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What one look at the cluster and the stores gave, before acks and records are added."""
+
+    limits: Limits
+    blockers: tuple[Blocker, ...]
+    guard: GuardView
+    pods: Pods
+
+
+class Observer:
+    """One run's eyes. Keeps the job's checkpoint store open and remembers evidence it has fetched."""
+
+    def __init__(self, run: RunId, cluster: Cluster, journal: JournalStore, stores: CheckpointStores) -> None:
+        self.store: CheckpointStore | None = None
+        self._run = run
+        self._cluster = cluster
+        self._journal = journal
+        self._stores = stores
+        self._opened: tuple[object, ...] = ()
+        self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
+
+    async def survey(self, job: TrainingJobView, state: RunState, judge: Judge) -> Surveyed:
+        """Read the job's surroundings afresh; raises temporary errors only."""
+        blockers = await self._open_store(job, state)
+        guard = await read_guard(self._cluster, job.namespace, job.spec, state, judge.texts)
+        await keep_texts(self._journal, guard, judge.texts)
+        blockers += [Blocker(Reason.POLICY_MISSING, why) for why in guard.missing]
+        budget = job.spec.budget
+        limits = Limits(
+            max_rollbacks=budget.max_rollbacks,
+            max_restarts=budget.max_restarts,
+            window_seconds=parse_duration(budget.window),
+            certify_steps=job.spec.checkpoint.certify_steps,
+            generation=job.generation,
+            suspend=job.spec.suspend,
+        )
+        return Surveyed(limits, tuple(blockers), guard, await self._pods(job, state))
+
+    async def observe(
+        self, surveyed: Surveyed, *, job: str, now: str, acks: Acks, judge: Judge, state: RunState, hung: str
+    ) -> Observation:
+        """Add what the trainer said and what its records say."""
+        told = tuple(message.saved for message in surveyed.pods.messages if message.saved is not None)
+        claimed: tuple[CheckpointReference, ...] = (*acks.saved, *told)
+        claims = await look_at_claims(self.store, self._run, state, claimed) if self.store is not None else ()
+        observation = Observation(
+            job=job,
+            now=now,
+            limits=surveyed.limits,
+            blocked=tuple(blocker.message for blocker in surveyed.blockers),
+            acks=acks,
+            pods=surveyed.pods,
+            hung=hung,
+            guard=surveyed.guard.accepted(state.attempt, judge.judged_step + 1) if surveyed.guard.policies else None,
+            judged_step=judge.judged_step,
+            firing=judge.firing,
+            notes=judge.notes,
+            claims=claims,
+            hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
+        )
+        return await self._with_evidence(observation, state, judge)
+
+    async def _with_evidence(self, observation: Observation, state: RunState, judge: Judge) -> Observation:
+        incident = state.incident
+        if incident is None:
+            return observation
+        if state.phase is RunPhase.HOLDING and judge.firing is not None:
+            body = judge.evidence()
+            digest = sha256_hex(body)
+            key = audit_evidence(self._run, digest)
+            await self._journal.put_object(key, body)
+            return replace(observation, frozen_evidence=(Evidence(key=key, sha256=digest),))
+        diagnosed = observation.acks.diagnosed
+        if state.phase is RunPhase.DIAGNOSING_RESTORED and diagnosed is not None:
+            if diagnosed.attempt != incident.restoring_attempt:
+                return observation
+            probe, evidence = await self._fetch_probe(diagnosed)
+            return replace(observation, probe=probe, probe_evidence=evidence)
+        return observation
+
+    async def _fetch_probe(self, ack: Ack) -> tuple[ProbeEvidence | None, tuple[Evidence, ...]]:
+        """The probe's losses, copied into the audit bucket, where the trainer cannot change them any more."""
+        if self._probe is not None and self._probe[0] == ack.attempt:
+            return self._probe[1], self._probe[2]
+        if self.store is None or ack.evidence is None:
+            return None, ()
+        try:
+            body = await self.store.get(ack.evidence.key)
+            if sha256_hex(body) != ack.evidence.sha256:
+                return None, ()
+            probe = decode_probe(body)
+        except (NotFound, ContractError):
+            return None, ()
+        key = audit_evidence(self._run, ack.evidence.sha256)
+        await self._journal.put_object(key, body)
+        evidence = (Evidence(key=key, sha256=ack.evidence.sha256),)
+        self._probe = (ack.attempt, probe, evidence)
+        return probe, evidence
+
+    async def _open_store(self, job: TrainingJobView, state: RunState) -> list[Blocker]:
+        storage = job.spec.checkpoint
+        name = storage.credentials_secret_ref.name
+        field = f"spec.checkpoint.credentialsSecretRef: Secret {name} in namespace {job.namespace}"
+        try:
+            secret = await self._cluster.secret(job.namespace, name)
+        except NotFound:
+            return [Blocker(Reason.SECRET_MISSING, f"{field} does not exist: create it")]
+        absent = [key for key in CREDENTIAL_KEYS if not secret.get(key)]
+        if absent:
+            return [Blocker(Reason.SECRET_KEY_MISSING, f"{field} lacks {' and '.join(absent)}: add what is missing")]
+        identity = (storage.uri, storage.endpoint, tuple(sorted(secret.items())))
+        try:
+            if self._opened != identity or self.store is None:
+                self.store = self._stores.open(storage.uri, storage.endpoint or "", secret)
+                self._opened = identity
+            if state.phase is RunPhase.PENDING:
+                await self.store.check()
+        except StoreRefused as error:
+            self._opened = ()
+            return [Blocker(Reason.STORE_REFUSED, str(error))]
+        return []
+
+    async def _pods(self, job: TrainingJobView, state: RunState) -> Pods:
+        if state.world is None:
+            return Pods()
+        number = state.world.number
+        found = await self._cluster.get_job(job.namespace, world_name(job.name, number))
+        if found is not None and not owned_by(found, job.uid):
+            found = None
+        pods = await self._cluster.pods(job.namespace, world_selector(job.name, number))
+        return pods_of_world(number, found, pods)

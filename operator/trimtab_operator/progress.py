@@ -1,0 +1,48 @@
+"""Whether a world gets on: its progress against the operator's own monotonic clock. No clock of its own."""
+
+from trimtab_contract.directives import Ack, AckState
+
+HELD_DEADLINE_SECONDS = 60.0
+"""Held ranks tick every second, so a held world that stands still is found sooner."""
+
+_HELD = frozenset({AckState.HOLDING, AckState.FINISHED, AckState.RESTORED, AckState.DIAGNOSED})
+
+
+class ProgressClock:
+    """Counts the time without progress, and only time in which Redis answered.
+
+    Restarts at every change of progress, at every new world and at every reconnect.
+    """
+
+    def __init__(self, startup_deadline: float, progress_deadline: float) -> None:
+        self.startup_deadline = startup_deadline
+        self.progress_deadline = progress_deadline
+        self._mark: tuple[int, int, int] | None = None
+        self._counted = 0.0
+        self._last: float | None = None
+
+    def observe(self, now: float, world: int, latest: Ack | None, *, bus_answers: bool) -> str:
+        """Take note of what is seen at monotonic time `now`; the sentence that says why the world hangs, or nothing."""
+        if not bus_answers:
+            self._last = None
+            self._counted = 0.0
+            return ""
+        heard = latest if latest is not None and latest.world == world else None
+        mark = (world, heard.attempt if heard else 0, heard.progress if heard else -1)
+        if mark != self._mark or self._last is None:
+            self._mark, self._counted, self._last = mark, 0.0, now
+            return ""
+        self._counted += now - self._last
+        self._last = now
+        return self._verdict(heard)
+
+    def _verdict(self, heard: Ack | None) -> str:
+        if heard is None:
+            if self._counted > self.startup_deadline:
+                return f"no word from the world within the startup deadline of {self.startup_deadline:.0f} s"
+            return ""
+        held = heard.state in _HELD
+        deadline = min(self.progress_deadline, HELD_DEADLINE_SECONDS) if held else self.progress_deadline
+        if self._counted > deadline:
+            return f"no progress for {deadline:.0f} s in state {heard.state} at step {heard.step}"
+        return ""

@@ -1,0 +1,300 @@
+"""One run's reconciler: listen, judge, observe, advance, journal, act. It owns the order, and nothing else.
+
+Records are judged as they come, without the API server. A changed verdict, an acknowledgement, an event or the resync
+starts a reconcile, which reads the TrainingJob afresh and asks `remediation.advance` for one command after another.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+from trimtab_contract.journal import JournalRecord, Phase
+from trimtab_contract.keys import RunId, ack_stream, metrics_stream
+
+from trimtab_operator.adapters.ports import Bus, CheckpointStores, Cluster, JournalStore, KubernetesObject, Lease
+from trimtab_operator.commands import Append, Draft, Perform
+from trimtab_operator.effects import Surroundings, ensure_user, perform, publish
+from trimtab_operator.errors import BusUnavailable, InvalidResource, NotFound, OperatorError, TemporaryError
+from trimtab_operator.guards import load_texts
+from trimtab_operator.journal import Identity, RunJournal, wall_time
+from trimtab_operator.judge import Judge
+from trimtab_operator.observation import Acks
+from trimtab_operator.observer import Observer, Surveyed
+from trimtab_operator.progress import ProgressClock
+from trimtab_operator.records import BATCH, RecordFeed
+from trimtab_operator.remediation import advance
+from trimtab_operator.reporter import Reporter
+from trimtab_operator.resources import parse_duration
+from trimtab_operator.run_state import JournalAction, PendingEffect, RunState
+from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
+
+LISTEN_MILLISECONDS = 1000
+MAX_COMMANDS = 500
+"""More commands than one reconcile can ever need; reaching it is a defect, and ends the reconcile loudly."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything outside, and who this operator is."""
+
+    cluster: Cluster
+    bus: Bus
+    journal: JournalStore
+    stores: CheckpointStores
+    lease: Lease
+    identity: Identity
+    defaults: WorkloadDefaults
+    resync_seconds: float
+
+
+class LeaseLost(TemporaryError):
+    """The right to act has run out for now; nothing may be written until it is renewed."""
+
+
+class RunReconciler:
+    """Keeps one run steady until it is deleted."""
+
+    def __init__(self, run: RunId, ports: Ports) -> None:
+        self.run = run
+        self.gone = False
+        self._ports = ports
+        self._journal = RunJournal(ports.journal, run, ports.identity)
+        self._judge = Judge()
+        self._feed = RecordFeed(ports.bus, run)
+        self._observer = Observer(run, ports.cluster, ports.journal, ports.stores)
+        self._reporter = Reporter(ports.cluster)
+        self._acks = Acks()
+        self._progress: ProgressClock | None = None
+        self._hung = ""
+        self._bus_answers = True
+        self._woken = asyncio.Event()
+        self._next_resync = 0.0
+
+    @property
+    def state(self) -> RunState:
+        """The fold of the journal as this operator knows it."""
+        return self._journal.state
+
+    def wake(self) -> None:
+        """Something about the run changed: look at it now."""
+        self._woken.set()
+
+    async def open(self) -> None:
+        """Take the run over: the first act, and the first record, under this operator's epoch."""
+        await self._journal.take_over(self._ports.lease.epoch)
+        await load_texts(self._ports.journal, self.state, self._judge.texts)
+        self._woken.set()
+
+    async def last_action(self) -> JournalAction | None:
+        """The action of the journal's last record."""
+        await self._journal.read()
+        return self.state.last_action
+
+    async def turn(self) -> None:
+        """Wait for news, judge it, and reconcile when something changed; raises temporary errors and Fenced."""
+        due = await self._listen()
+        changed = await self._read_bus()
+        if due or changed or time.monotonic() >= self._next_resync:
+            self._woken.clear()
+            self._next_resync = time.monotonic() + self._ports.resync_seconds
+            await self._reconcile()
+
+    # Listening ------------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> bool:
+        """Wait until a stream has news or somebody woke us; True for the latter."""
+        if self._woken.is_set():
+            return True
+        streams = {ack_stream(self.run): self._acks.cursor}
+        if self.state.attempt and not self.state.ended:
+            streams[metrics_stream(self.run, self.state.attempt)] = self._feed.cursor
+        woken = asyncio.ensure_future(self._woken.wait())
+        news = asyncio.ensure_future(self._ports.bus.wait(streams, LISTEN_MILLISECONDS))
+        try:
+            await asyncio.wait({woken, news}, return_when=asyncio.FIRST_COMPLETED)
+            if news.done():
+                self._hear(answers=True)
+                news.result()
+        except BusUnavailable:
+            self._hear(answers=False)
+            raise
+        finally:
+            for future in (woken, news):
+                future.cancel()
+            await asyncio.gather(woken, news, return_exceptions=True)
+        return self._woken.is_set()
+
+    def _hear(self, *, answers: bool) -> None:
+        """Redis that comes back may have forgotten users and directive: look at the run at once."""
+        if answers and not self._bus_answers:
+            self._woken.set()
+        self._bus_answers = answers
+
+    async def _read_bus(self) -> bool:
+        """Take in acks and records; whether anything changed that a decision may depend on."""
+        before = (self._acks.saved, self._acks.verified, self._acks.verify_failed, _said(self._acks))
+        try:
+            await self._read_acks()
+            await self._read_records()
+            await self._keep_directive()
+        except BusUnavailable:
+            self._hear(answers=False)
+            raise
+        after = (self._acks.saved, self._acks.verified, self._acks.verify_failed, _said(self._acks))
+        world, hung = self.state.world, self._hung
+        if self._progress is not None and world is not None and world.live:
+            now = time.monotonic()
+            self._hung = self._progress.observe(now, world.number, self._acks.latest, bus_answers=self._bus_answers)
+        return before != after or hung != self._hung or self._verdict_changed()
+
+    def _verdict_changed(self) -> bool:
+        firing, incident = self._judge.firing, self.state.incident
+        if firing is not None and (incident is None or incident.latch != firing):
+            return True
+        notes = ((f"{note.policy}/{note.rule}", note.attempt, note.step) for note in self._judge.notes)
+        return any(note not in self.state.fired for note in notes) or self._milestone()
+
+    def _milestone(self) -> bool:
+        """A judged step at which remediation has something to decide, without any ack or firing."""
+        state, judged = self.state, self._judge.judged_step
+        finished = self._acks.finished
+        if finished is not None and finished.attempt == state.attempt and judged >= finished.step and not state.ended:
+            return True
+        return state.incident is not None and judged >= state.incident.probation_until
+
+    async def _read_acks(self) -> None:
+        while True:
+            batch = await self._ports.bus.acks(self.run, self._acks.cursor)
+            for entry_id, ack in batch.acks:
+                self._acks = self._acks.fold(entry_id, ack)
+            self._acks = replace(self._acks, cursor=batch.cursor)
+            if len(batch.acks) + len(batch.rejected) == 0:
+                return
+
+    async def _read_records(self) -> None:
+        state = self.state
+        if not state.attempts or not state.guards:
+            return
+        if self._judge.needs_loading(state):
+            segments, first = self._judge.wanted(state)
+            self._feed.store = self._observer.store
+            self._judge.begin(state, await self._feed.surviving(segments, first))
+            return
+        while True:
+            judged = self._judge.judged_step
+            records = await self._feed.after(state.attempt, judged)
+            self._judge.take(records, state)
+            if len(records) < BATCH or self._judge.judged_step == judged:
+                return
+
+    async def _keep_directive(self) -> None:
+        """Publish the directive in force again when Redis lost it or holds an older one."""
+        directive = self.state.directive
+        if directive is None or self.state.pending is not None or not self._ports.lease.valid():
+            return
+        stored = await self._ports.bus.directive(self.run)
+        if stored is None or stored.order < directive.order:
+            await publish(self._ports.bus, self.run, directive)
+
+    # Reconciling ----------------------------------------------------------------------------------------------------
+
+    async def _reconcile(self) -> None:
+        body = await self._read_job()
+        if body is None:
+            return
+        try:
+            job = TrainingJobView.of(body)
+        except InvalidResource as error:
+            await self._reporter.invalid(body, str(error))
+            return
+        deadlines = parse_duration(job.spec.startup_deadline), parse_duration(job.spec.progress_deadline)
+        if self._progress is None:
+            self._progress = ProgressClock(*deadlines)
+        self._progress.startup_deadline, self._progress.progress_deadline = deadlines
+        around = Surroundings(job, self._ports.defaults, self._ports.cluster, self._ports.bus)
+        surveyed = await self._drive(body, job, around)
+        if self.state.world is not None and not self.state.ended:
+            await ensure_user(around)
+            await self._ports.bus.refresh(self.run, [attempt.number for attempt in self.state.attempts])
+        await self._reporter.report(body, job, self.state, surveyed, self._judge.last)
+
+    async def _drive(self, body: KubernetesObject, job: TrainingJobView, around: Surroundings) -> Surveyed:
+        """Ask for commands and carry them out until nothing is left to do."""
+        surveyed = await self._observer.survey(job, self.state, self._judge)
+        self._feed.store = self._observer.store
+        for _ in range(MAX_COMMANDS):
+            observation = await self._observer.observe(
+                surveyed,
+                job=self.run.name,
+                now=wall_time(),
+                acks=self._acks,
+                judge=self._judge,
+                state=self.state,
+                hung=self._hung,
+            )
+            command = advance(self.state, observation)
+            if command is None:
+                return surveyed
+            self._check_lease()
+            if isinstance(command, Append):
+                await self._append(body, command.draft)
+            else:
+                await self._perform(body, command, around)
+                surveyed = await self._observer.survey(job, self.state, self._judge)
+            await self._read_acks()
+            await self._read_records()
+        message = f"run {self.run}: no end after {MAX_COMMANDS} commands"
+        raise OperatorError(message)
+
+    async def _append(self, body: KubernetesObject, draft: Draft) -> JournalRecord:
+        record = await self._journal.append(draft)
+        log.info("journal", run=str(self.run), seq=record.seq, action=record.action, phase=record.phase)
+        await self._reporter.tell(body, record)
+        return record
+
+    async def _perform(self, body: KubernetesObject, command: Perform, around: Surroundings) -> None:
+        effect: PendingEffect = command.effect
+        outcome = await perform(effect, self.state, around)
+        self._check_lease()
+        self._hung = ""
+        result = Draft(
+            action=effect.action, phase=Phase.RESULT, id=effect.id, incident=effect.incident, outcome=outcome
+        )
+        await self._append(body, result)
+
+    def _check_lease(self) -> None:
+        if not self._ports.lease.valid():
+            message = "the Lease is not held now; nothing is written until it is renewed"
+            raise LeaseLost(message)
+
+    async def _read_job(self) -> KubernetesObject | None:
+        """The TrainingJob as it is now, or None after journaling that the run's object is gone."""
+        try:
+            body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
+        except NotFound:
+            body = None
+        metadata: dict[str, Any] = dict(body["metadata"]) if body is not None else {}
+        if body is not None and metadata["uid"] == self.run.uid and not metadata.get("deletionTimestamp"):
+            return body
+        await self.end("Deleted")
+        return None
+
+    async def end(self, outcome: str) -> None:
+        """Journal that the TrainingJob is gone; data and trail stay."""
+        self._check_lease()
+        identity = f"run/{JournalAction.RUN_ENDED}"
+        reason = {"message": "the TrainingJob was deleted; its checkpoints and this trail stay"}
+        await self._journal.append(Draft(action=JournalAction.RUN_ENDED, id=identity, outcome=outcome, reason=reason))
+        self.gone = True
+
+
+def _said(acks: Acks) -> tuple[object, ...]:
+    """What of the newest acks a decision may depend on: progress alone changes nothing."""
+    latest = acks.latest
+    if latest is None:
+        return ()
+    return (latest.state, latest.world, latest.attempt, latest.epoch, latest.seq, latest.reason, latest.checkpoint)

@@ -1,0 +1,136 @@
+"""Shows people what the journal says: Events, the TrainingJob's status, GuardIncident objects.
+
+All of it is derived. What cannot be written now is written at the next reconcile, and never holds an effect up.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from trimtab_contract.journal import JournalRecord
+from trimtab_contract.metrics import MetricRecord
+
+from trimtab_operator.adapters.ports import Cluster, EventType, Kind, KubernetesObject
+from trimtab_operator.errors import NotFound, OperatorError
+from trimtab_operator.incidents import Incident
+from trimtab_operator.journal import wall_time
+from trimtab_operator.observer import Surveyed
+from trimtab_operator.reasons import ConditionType, Reason
+from trimtab_operator.run_state import RunState
+from trimtab_operator.status import Status, incident_object, incident_plans, incident_status, job_status
+from trimtab_operator.story import event_of
+from trimtab_operator.workload import TrainingJobView
+
+STATUS_SECONDS = 5.0
+"""Step and loss alone are patched no more often than this."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Reporter:
+    """One run's voice towards Kubernetes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._patched = 0.0
+        self._shown: dict[str, Status] = {}
+
+    async def tell(self, body: KubernetesObject, record: JournalRecord) -> None:
+        """Send the Event of a record, if it has one."""
+        event = event_of(record)
+        if event is None:
+            return
+        kind, reason, message = event
+        try:
+            await self._cluster.event(body, kind, reason, message)
+        except OperatorError as error:
+            log.warning("event not sent", reason=reason, error=str(error))
+
+    async def invalid(self, body: KubernetesObject, message: str) -> None:
+        """A TrainingJob that cannot be read: say which field, and wait for its next generation."""
+        metadata = body["metadata"]
+        before: Mapping[str, Any] = body.get("status") or {}
+        known: list[Status] = list(before.get("conditions") or [])
+        ready = next((one for one in known if one["type"] == ConditionType.READY.value), None)
+        if ready is not None and ready["message"] == message and ready["status"] == "False":
+            return
+        condition: Status = {
+            "type": ConditionType.READY.value,
+            "status": "False",
+            "reason": Reason.INVALID_SPEC.value,
+            "message": message,
+            "observedGeneration": metadata["generation"],
+            "lastTransitionTime": wall_time(),
+        }
+        others = [one for one in known if one["type"] != ConditionType.READY.value]
+        status = {"conditions": [*others, condition], "message": message[:1000]}
+        await self._cluster.patch_status(
+            Kind.TRAINING_JOB, metadata["namespace"], metadata["name"], status, metadata["resourceVersion"]
+        )
+        await self._cluster.event(body, EventType.WARNING, Reason.INVALID_SPEC, message)
+
+    async def report(
+        self,
+        body: KubernetesObject,
+        job: TrainingJobView,
+        state: RunState,
+        surveyed: Surveyed,
+        last: MetricRecord | None,
+    ) -> None:
+        """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
+        try:
+            for incident in (*state.closed, *((state.incident,) if state.incident else ())):
+                await self._show(job, incident, state)
+            await self._patch(body, job, state, surveyed, last)
+        except OperatorError as error:
+            log.warning("status not written", run=str(job.run), error=str(error))
+
+    async def _patch(
+        self,
+        body: KubernetesObject,
+        job: TrainingJobView,
+        state: RunState,
+        surveyed: Surveyed,
+        last: MetricRecord | None,
+    ) -> None:
+        before: Mapping[str, Any] = body.get("status") or {}
+        status = job_status(
+            job,
+            state,
+            pods=surveyed.pods,
+            blockers=surveyed.blockers,
+            invalid=surveyed.guard.invalid,
+            last=last,
+            now=wall_time(),
+            before=list(before.get("conditions") or []),
+        )
+        changed = {name for name, value in status.items() if before.get(name) != value}
+        if not changed:
+            return
+        recently = time.monotonic() - self._patched < STATUS_SECONDS
+        if recently and changed <= {"step", "loss", "journal", "checkpoint"} and not state.ended:
+            return
+        await self._cluster.patch_status(
+            Kind.TRAINING_JOB, job.namespace, job.name, status, body["metadata"]["resourceVersion"]
+        )
+        self._patched = time.monotonic()
+
+    async def _show(self, job: TrainingJobView, incident: Incident, state: RunState) -> None:
+        """Create the incident's object, append its plans, patch its status; each only when it changed."""
+        status = incident_status(incident, state)
+        shown: Status = {"plans": incident_plans(incident), "status": status}
+        if self._shown.get(incident.name) == shown:
+            return
+        await self._cluster.create(incident_object(job, incident))
+        try:
+            found = await self._cluster.guard_incident(job.namespace, incident.name)
+        except NotFound:
+            return
+        version = str(found["metadata"]["resourceVersion"])
+        if (found["spec"].get("plans") or []) != shown["plans"]:
+            version = await self._cluster.patch_spec(
+                Kind.GUARD_INCIDENT, job.namespace, incident.name, {"plans": shown["plans"]}, version
+            )
+        await self._cluster.patch_status(Kind.GUARD_INCIDENT, job.namespace, incident.name, status, version)
+        self._shown[incident.name] = shown

@@ -1,0 +1,232 @@
+"""`status` of TrainingJob and GuardIncident from the fold of the journal: caches for people. Pure."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from trimtab_contract.metrics import MetricRecord
+
+from trimtab_operator.incidents import Incident, Plan
+from trimtab_operator.observation import Pods, PodsState
+from trimtab_operator.observer import Blocker
+from trimtab_operator.reasons import ConditionType, Reason
+from trimtab_operator.resources import API_VERSION
+from trimtab_operator.run_state import CheckpointState, RunPhase, RunState
+from trimtab_operator.story import printable
+from trimtab_operator.workload import TrainingJobView
+
+Status = dict[str, Any]
+
+
+def job_status(
+    job: TrainingJobView,
+    state: RunState,
+    *,
+    pods: Pods,
+    blockers: Sequence[Blocker],
+    invalid: Sequence[str],
+    last: MetricRecord | None,
+    now: str,
+    before: Sequence[Status],
+) -> Status:
+    """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times."""
+    guard = state.guards[-1] if state.guards else None
+    status: Status = {
+        "observedGeneration": job.generation,
+        "phase": state.phase.value,
+        "attempt": state.attempt,
+        "world": state.world.number if state.world else 0,
+        "rollbacks": len(state.rollback_times),
+        "restarts": state.restarts,
+        "checkpoint": _newest_checkpoint(state),
+        "incident": state.incident.name if state.incident else None,
+        "message": printable(_message(state, pods, blockers), 1000) or None,
+        "journal": {"seq": state.seq, "hash": state.head},
+        "conditions": _conditions(job, state, pods, blockers, invalid, now, before),
+    }
+    if guard is not None:
+        status["policies"] = [
+            {
+                "kind": one.kind,
+                "name": one.name,
+                "uid": one.uid,
+                "generation": one.generation,
+                "hash": one.hash,
+            }
+            for one in guard.policies
+        ]
+    if last is not None:
+        loss = last.scalars.get("loss")
+        status["step"] = last.step
+        status["loss"] = f"{loss:.4f}" if loss is not None and math.isfinite(loss) else str(loss)
+    return status
+
+
+def incident_object(job: TrainingJobView, incident: Incident) -> Status:
+    """A GuardIncident with its immutable trigger and the plans so far."""
+    latch = incident.latch
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GuardIncident",
+        "metadata": {
+            "name": incident.name,
+            "namespace": job.namespace,
+            "labels": {"trimtab.dev/job": job.name},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": "TrainingJob",
+                    "name": job.name,
+                    "uid": job.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        },
+        "spec": {
+            "job": {"name": job.name, "uid": job.uid},
+            "trigger": {
+                "policy": {
+                    "kind": latch.policy.kind,
+                    "name": latch.policy.name,
+                    "uid": latch.policy.uid,
+                    "generation": latch.policy.generation,
+                    "hash": latch.policy.hash,
+                },
+                "rule": latch.rule,
+                "ruleText": latch.rule_text,
+                "metric": latch.metric,
+                "observed": _text(latch.observed),
+                "threshold": _text(latch.threshold) if latch.threshold is not None else None,
+                "action": latch.action,
+                "attempt": latch.attempt,
+                "firstBadStep": latch.first_bad_step,
+                "firedStep": latch.fired_step,
+                "flagged": {"first": latch.flagged[0], "last": latch.flagged[1]},
+                "message": printable(latch.message),
+            },
+            "plans": incident_plans(incident),
+        },
+    }
+
+
+def incident_plans(incident: Incident) -> list[Status]:
+    """The plans of an incident, oldest first."""
+    return [_plan(plan) for plan in incident.plans]
+
+
+def incident_status(incident: Incident, state: RunState) -> Status:
+    """How an incident stands, or how it ended."""
+    extent = incident.extent
+    failed = [{"number": plan.number, "reason": printable(plan.failed, 500)} for plan in incident.plans if plan.failed]
+    return {
+        "phase": RunPhase.WATCHING.value if incident.outcome else state.phase.value,
+        "heldStep": incident.held_step,
+        "finding": incident.finding.value if incident.finding else None,
+        "findingReason": incident.finding_why or None,
+        "skipped": {"first": extent.first, "last": extent.last, "bad": extent.bad} if extent else None,
+        "failedPlans": failed or None,
+        "relapses": incident.relapses,
+        "outcome": incident.outcome or None,
+        "closedTime": incident.closed_at or None,
+    }
+
+
+def _plan(plan: Plan) -> Status:
+    target = plan.target
+    return {
+        "number": plan.number,
+        "target": {"step": target.step, "key": target.key, "sha256": target.sha256},
+    }
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _newest_checkpoint(state: RunState) -> str | None:
+    usable = [one for one in state.checkpoints if one.state is not CheckpointState.QUARANTINED and state.surviving(one)]
+    return f"{usable[-1].reference.step} {usable[-1].state.value}" if usable else None
+
+
+def _message(state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
+    if state.failure:
+        return state.failure
+    if blockers and state.phase is RunPhase.PENDING:
+        return "; ".join(blocker.message for blocker in blockers)
+    if state.incident is not None:
+        return state.incident.latch.message
+    return pods.trouble
+
+
+def _conditions(
+    job: TrainingJobView,
+    state: RunState,
+    pods: Pods,
+    blockers: Sequence[Blocker],
+    invalid: Sequence[str],
+    now: str,
+    before: Sequence[Status],
+) -> list[Status]:
+    first = blockers[0] if blockers else None
+    waiting = "; ".join(blocker.message for blocker in blockers)
+    running = state.world is not None and state.world.live and pods.state is PodsState.LIVE
+    incident = state.incident
+    rows: list[tuple[ConditionType, bool, Reason, str]] = [
+        (ConditionType.READY, first is None, first.reason if first else Reason.READY, waiting),
+        (
+            ConditionType.SUSPENDED,
+            job.spec.suspend,
+            Reason.SUSPENDED if job.spec.suspend else Reason.RESUMED,
+            "",
+        ),
+        (
+            ConditionType.RUNNING,
+            running,
+            Reason.WORLD_RUNNING if running else _why_not_running(state, pods),
+            pods.trouble,
+        ),
+        (
+            ConditionType.GUARDED,
+            bool(state.guards) and not invalid,
+            Reason.POLICY_INVALID if invalid else Reason.POLICIES_IN_FORCE if state.guards else Reason.NO_POLICIES,
+            "; ".join(invalid),
+        ),
+        (
+            ConditionType.INCIDENT_OPEN,
+            incident is not None,
+            Reason.INCIDENT_OPENED if incident else Reason.NO_INCIDENT,
+            incident.latch.message if incident else "",
+        ),
+    ]
+    if state.phase is RunPhase.NEEDS_HUMAN:
+        why = "the run is held: see its GuardIncident and the journal"
+        rows.append((ConditionType.NEEDS_HUMAN, True, Reason.NEEDS_HUMAN, why))
+    if state.phase is RunPhase.COMPLETED:
+        rows.append((ConditionType.COMPLETE, True, Reason.COMPLETED, "every step is trained and judged"))
+    if state.phase is RunPhase.FAILED:
+        rows.append((ConditionType.FAILED, True, Reason.FAILED, state.failure))
+    return [_condition(row, job.generation, now, before) for row in rows]
+
+
+def _why_not_running(state: RunState, pods: Pods) -> Reason:
+    if state.world is None or pods.state is PodsState.STARTING:
+        return Reason.WORLD_STARTING
+    return Reason.FINISHED if state.ended else Reason.WORLD_LOST
+
+
+def _condition(
+    row: tuple[ConditionType, bool, Reason, str], generation: int, now: str, before: Sequence[Status]
+) -> Status:
+    kind, holds, reason, message = row
+    value = "True" if holds else "False"
+    known = next((one for one in before if one.get("type") == kind.value), None)
+    changed = known is None or known.get("status") != value
+    return {
+        "type": kind.value,
+        "status": value,
+        "reason": reason.value,
+        "message": printable(message, 1000),
+        "observedGeneration": generation,
+        "lastTransitionTime": now if changed or known is None else known["lastTransitionTime"],
+    }

@@ -1,0 +1,76 @@
+"""What people are told: each journal record that matters, as the reason and message of a Kubernetes Event. Pure."""
+
+from typing import Any
+
+from trimtab_contract.journal import JournalRecord, Phase
+
+from trimtab_operator.adapters.ports import EventType
+from trimtab_operator.reasons import Reason
+from trimtab_operator.run_state import JournalAction
+
+_EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
+    JournalAction.POLICY_ACCEPTED: (EventType.NORMAL, Reason.POLICY_ACCEPTED),
+    JournalAction.START_WORLD: (EventType.NORMAL, Reason.WORLD_STARTED),
+    JournalAction.WORLD_LOST: (EventType.WARNING, Reason.WORLD_LOST),
+    JournalAction.END_WORLD: (EventType.WARNING, Reason.WORLD_HUNG),
+    JournalAction.QUARANTINED: (EventType.WARNING, Reason.CHECKPOINT_QUARANTINED),
+    JournalAction.RULE_FIRED: (EventType.WARNING, Reason.RULE_OBSERVED),
+    JournalAction.INCIDENT_OPENED: (EventType.WARNING, Reason.INCIDENT_OPENED),
+    JournalAction.RELAPSED: (EventType.WARNING, Reason.RELAPSED),
+    JournalAction.HELD: (EventType.NORMAL, Reason.HELD),
+    JournalAction.DIAGNOSED: (EventType.NORMAL, Reason.DIAGNOSED),
+    JournalAction.TARGET_SELECTED: (EventType.NORMAL, Reason.TARGET_SELECTED),
+    JournalAction.RESTORED: (EventType.NORMAL, Reason.RESTORED),
+    JournalAction.RESTORE_FAILED: (EventType.WARNING, Reason.RESTORE_FAILED),
+    JournalAction.EXTENT_FOUND: (EventType.NORMAL, Reason.EXTENT_FOUND),
+    JournalAction.INCIDENT_CLOSED: (EventType.NORMAL, Reason.INCIDENT_CLOSED),
+    JournalAction.NEEDS_HUMAN: (EventType.WARNING, Reason.NEEDS_HUMAN),
+    JournalAction.COMPLETED: (EventType.NORMAL, Reason.COMPLETED),
+    JournalAction.STOPPED: (EventType.WARNING, Reason.STOPPED_BY_RULE),
+    JournalAction.FAILED: (EventType.WARNING, Reason.FAILED),
+}
+
+
+def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
+    """(type, reason, message) for a record people should hear of; results of effects are not repeated."""
+    described = _EVENTS.get(JournalAction(record.action))
+    if described is None or record.phase is Phase.RESULT:
+        return None
+    kind, reason = described
+    return kind, reason, printable(sentence(record))
+
+
+def sentence(record: JournalRecord) -> str:
+    """One record in plain words."""
+    after, reason = record.after or {}, record.reason or {}
+    told = str(reason.get("message", ""))
+    action = JournalAction(record.action)
+    if action is JournalAction.HELD:
+        if after.get("lost"):
+            return "the pods were lost before they held"
+        agree = after.get("replicas_agree")
+        replicas = "replicas disagree" if agree is False else "replicas agree" if agree else "replicas not compared"
+        return f"every rank holds after step {after.get('step')}; {replicas}"
+    if action is JournalAction.DIAGNOSED:
+        return f"{after.get('finding')}: {after.get('why')}"
+    if action is JournalAction.EXTENT_FOUND:
+        skip: dict[str, Any] = after.get("skip") or {}
+        return f"skip windows {skip.get('first')} to {skip.get('last')}: {told}"
+    if action is JournalAction.RESTORED:
+        return f"step {after['checkpoint']['step']} is restored as attempt {after['attempt']}: {told}"
+    if action in {JournalAction.QUARANTINED, JournalAction.COMMITTED, JournalAction.VERIFIED, JournalAction.CERTIFIED}:
+        return f"checkpoint of step {after['checkpoint']['step']}: {after.get('why')}"
+    if action is JournalAction.POLICY_ACCEPTED:
+        guard = after["guard"]
+        names = ", ".join(f"{one['name']} generation {one['generation']}" for one in guard["policies"])
+        since = f"from step {guard['from_step']} of attempt {guard['from_attempt']} on"
+        return f"{names or 'no policy'} judges {since} ({guard['mode']})"
+    if action is JournalAction.RULE_FIRED:
+        return f"{after['rule']}: {told}" + (f" (would have: {after['would_have']})" if after.get("would_have") else "")
+    return told or record.action
+
+
+def printable(text: str, limit: int = 900) -> str:
+    """Text of a trainer made safe for terminals and Events: no control characters, bounded length."""
+    safe = "".join(character if character.isprintable() else "�" for character in text)
+    return safe if len(safe) <= limit else safe[: limit - 1] + "…"

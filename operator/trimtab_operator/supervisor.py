@@ -1,0 +1,130 @@
+"""One reconciler per TrainingJob: started when the job is seen, restarted when it fails, ended when the job is gone."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from trimtab_contract.errors import ContractError
+from trimtab_contract.keys import RunId, redis_user
+
+from trimtab_operator.errors import Fenced, OperatorError, TemporaryError
+from trimtab_operator.reconciler import Ports, RunReconciler
+from trimtab_operator.run_state import JournalAction
+
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits after the first, second, … failure in a row; an outage ends with everything as it was."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Supervisor:
+    """All runs of this operator. `failed` resolves with the error that must end the process."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ports = ports
+        self._runs: dict[RunId, RunReconciler] = {}
+        self._tasks: dict[RunId, asyncio.Task[None]] = {}
+
+    @property
+    def runs(self) -> Mapping[RunId, RunReconciler]:
+        """The runs looked after now."""
+        return self._runs
+
+    def see(self, body: Mapping[str, Any]) -> None:
+        """A TrainingJob exists or changed: start its reconciler, or wake it."""
+        metadata = body["metadata"]
+        try:
+            run = RunId(metadata["namespace"], metadata["name"], metadata["uid"])
+        except ContractError as error:
+            log.warning("training job ignored", error=str(error))
+            return
+        if run in self._runs:
+            self._runs[run].wake()
+            return
+        reconciler = RunReconciler(run, self._ports)
+        self._runs[run] = reconciler
+        self._tasks[run] = asyncio.create_task(self._keep(reconciler), name=str(run))
+
+    def wake(self, namespace: str, name: str | None = None) -> None:
+        """Something near the runs of a namespace, or of one job, changed."""
+        for run, reconciler in self._runs.items():
+            if run.namespace == namespace and name in {None, run.name}:
+                reconciler.wake()
+
+    async def resync(self) -> None:
+        """For ever: see every job again, so that a lost event delays things and loses nothing."""
+        while True:
+            try:
+                for body in await self._ports.cluster.training_jobs():
+                    self.see(body)
+                await self._sweep_users()
+            except TemporaryError as error:
+                log.warning("resync failed", error=str(error))
+            await asyncio.sleep(self._ports.resync_seconds)
+
+    async def end_orphans(self) -> None:
+        """Runs whose TrainingJob went away while no operator looked get their last record."""
+        living = {str(body["metadata"]["uid"]) for body in await self._ports.cluster.training_jobs()}
+        for run in await self._ports.journal.runs():
+            if run.uid in living:
+                continue
+            reconciler = RunReconciler(run, self._ports)
+            if await reconciler.last_action() is not JournalAction.RUN_ENDED:
+                await reconciler.open()
+                await reconciler.end("Deleted")
+
+    async def close(self) -> None:
+        """End every reconciler."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, reconciler: RunReconciler) -> None:
+        failures, opened = 0, False
+        while not reconciler.gone:
+            try:
+                if not opened:
+                    await reconciler.open()
+                    opened = True
+                await reconciler.turn()
+                failures = 0
+            except Fenced as error:
+                self._fail(error)
+                return
+            except TemporaryError as error:
+                failures += 1
+                log.warning("waiting", run=str(reconciler.run), error=str(error))
+                await _back_off(failures)
+                reconciler.wake()
+            except OperatorError as error:
+                failures += 1
+                log.warning("cannot go on now", run=str(reconciler.run), error=str(error))
+                await _back_off(failures + len(RETRY_SECONDS))
+                reconciler.wake()
+            except Exception:
+                failures += 1
+                log.exception("defect", run=str(reconciler.run))
+                await _back_off(failures + len(RETRY_SECONDS))
+                reconciler.wake()
+        self._runs.pop(reconciler.run, None)
+        self._tasks.pop(reconciler.run, None)
+
+    def _fail(self, error: Fenced) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _sweep_users(self) -> None:
+        """Remove Redis users whose run is gone."""
+        wanted = {redis_user(run) for run in self._runs}
+        for user in await self._ports.bus.users():
+            if user not in wanted:
+                await self._ports.bus.delete_user(user)
+
+
+async def _back_off(failures: int) -> None:
+    wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
+    await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
