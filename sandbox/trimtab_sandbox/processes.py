@@ -7,6 +7,7 @@ A process id alone is not an identity, since the kernel hands it out again. With
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -47,10 +48,25 @@ def _stat_fields(pid: int) -> list[str] | None:
     return stat.rpartition(")")[2].split()
 
 
+def _has_ended(pid: int) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 0)[0])
+    finally:
+        os.close(descriptor)
+
+
 def identify(pid: int) -> Identity | None:
-    """The identity of the process that has this id now, or None when it is dead or a zombie."""
+    """The identity of the process that has this id now, or None when it is dead or a zombie.
+
+    A process reads as a zombie as soon as its first thread has ended, while the others may still hold its sockets;
+    it counts as dead when the last one is gone (pidfd_open(2)).
+    """
     fields = _stat_fields(pid)
-    if fields is None or fields[_STATE] in _DEAD_STATES:
+    if fields is None or (fields[_STATE] in _DEAD_STATES and _has_ended(pid)):
         return None
     return Identity(pid, int(fields[_START_TIME]), boot_id())
 
@@ -142,7 +158,7 @@ class ManagedProcess:
         self._signal(signal.SIGKILL)
         self._wait_gone(seconds=30)
 
-    def stop(self, *, seconds: float = 15) -> None:
+    def stop(self, *, seconds: float = 5) -> None:
         """End it in order (SIGTERM), by force when it has not ended after ``seconds``."""
         if not self._signal(signal.SIGTERM):
             return

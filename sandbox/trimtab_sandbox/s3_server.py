@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ENDPOINT = f"http://{BRIDGE_ADDRESS}:{S3_PORT}"
 _MASTER_PORT, _VOLUME_PORT, _FILER_PORT = 9333, 9340, 8888
 _GRPC_OFFSET = 10_000
+_PROBE_KEY = ".trimtab-sandbox-ready"
 _VOLUME_SIZE_MEGABYTES, _VOLUME_COUNT = 128, 400
 
 
@@ -85,6 +86,8 @@ def s3_server(layout: Layout) -> Component:
         "master.port": _MASTER_PORT,
         "master.volumeSizeLimitMB": _VOLUME_SIZE_MEGABYTES,
         "master.telemetry": "false",
+        # The only master waits this long for others before it goes on with the state of an earlier run.
+        "master.electionTimeout": "1s",
         "volume.port": _VOLUME_PORT,
         "volume.max": _VOLUME_COUNT,
         "volume.preStopSeconds": 0,
@@ -118,7 +121,7 @@ def client(key: AccessKey) -> Any:
 
 
 def ensure_buckets(credentials: Credentials) -> None:
-    """Make the two buckets unless they are there, as soon as the server can.
+    """Make the two buckets unless they are there, and wait until an object can be written and read.
 
     Raises:
         NotReadyError: it could not in time.
@@ -130,6 +133,9 @@ def ensure_buckets(credentials: Credentials) -> None:
             present = {entry["Name"] for entry in administrator.list_buckets()["Buckets"]}
             if bucket not in present:
                 administrator.create_bucket(Bucket=bucket)
+            # The gateway answers before the volumes have reported; only a write shows that there is room.
+            administrator.put_object(Bucket=bucket, Key=_PROBE_KEY, Body=b"ready")
+            administrator.delete_object(Bucket=bucket, Key=_PROBE_KEY)
         except (BotoCoreError, ClientError):
             return False
         return True
