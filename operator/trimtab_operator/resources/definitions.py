@@ -11,9 +11,9 @@ from trimtab_operator.resources.guard_incident import GuardIncidentSpec, GuardIn
 from trimtab_operator.resources.guard_policy import policy_spec_schema, policy_status_schema
 from trimtab_operator.resources.schema import Schema, structural_schema
 from trimtab_operator.resources.training_job import (
-    POSITION_FIELDS,
     MAX_NAME,
     NAME_PATTERN,
+    POSITION_FIELDS,
     TrainingJobSpec,
     TrainingJobStatus,
 )

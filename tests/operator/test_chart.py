@@ -1,0 +1,211 @@
+"""The Helm chart: what it installs is valid, allows the operator exactly what it does, and refuses bad values."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from control_plane_fixture import ControlPlane, helm_binary
+from trimtab_operator.settings import PREFIX, Settings
+
+CHART = Path(__file__).parents[2] / "helm" / "trimtab"
+NAMESPACE = "trimtab-system"
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:trimtab"
+
+
+@pytest.fixture(scope="module")
+def helm() -> Path:
+    return helm_binary()
+
+
+def try_render(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # The built helm assumes an old server when it renders without one.
+    command = [str(helm), "template", "trimtab", str(CHART), f"--namespace={NAMESPACE}", "--kube-version=1.35.4"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+def render(helm: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = try_render(helm, *arguments)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in objects if each["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def installed(helm: Path, control_plane: ControlPlane) -> ControlPlane:
+    """The chart's objects, with two watched namespaces beside the cluster-wide installation."""
+    for name in (NAMESPACE, "team-a"):
+        control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    control_plane.apply(*render(helm))
+    return control_plane
+
+
+def test_the_api_server_accepts_every_object(installed: ControlPlane) -> None:
+    assert "trimtab" in installed.kubectl("get", "deployment", f"-n={NAMESPACE}", "-o=name")
+
+
+ALLOWED = [
+    ("get", "trainingjobs.trimtab.dev"),
+    ("list", "trainingjobs.trimtab.dev"),
+    ("watch", "guardpolicies.trimtab.dev"),
+    ("patch", "trainingjobs.trimtab.dev/status"),
+    ("patch", "guardpolicies.trimtab.dev/status"),
+    ("create", "guardincidents.trimtab.dev"),
+    ("patch", "guardincidents.trimtab.dev"),
+    ("patch", "guardincidents.trimtab.dev/status"),
+    ("create", "jobs.batch"),
+    ("delete", "jobs.batch"),
+    ("create", "secrets"),
+    ("get", "secrets"),
+    ("create", "services"),
+    ("create", "configmaps"),
+    ("list", "pods"),
+    ("delete", "pods"),
+    ("create", "events"),
+    ("patch", "events"),
+]
+FORBIDDEN = [
+    ("patch", "trainingjobs.trimtab.dev"),
+    ("delete", "trainingjobs.trimtab.dev"),
+    ("patch", "guardpolicies.trimtab.dev"),
+    ("delete", "guardincidents.trimtab.dev"),
+    ("list", "secrets"),
+    ("delete", "secrets"),
+    ("patch", "jobs.batch"),
+    ("create", "pods"),
+    ("create", "pods/exec"),
+    ("list", "nodes"),
+    ("create", "rolebindings.rbac.authorization.k8s.io"),
+    ("patch", "customresourcedefinitions.apiextensions.k8s.io"),
+]
+
+
+def may(api: ControlPlane, user: str, verb: str, resource: str, namespace: str = "team-a", name: str = "") -> bool:
+    kind, _, subresource = resource.partition("/")
+    target = f"{kind}/{name}" if name else kind
+    options = [f"--subresource={subresource}"] if subresource else []
+    done = api.try_kubectl("auth", "can-i", verb, target, f"-n={namespace}", *options, user=user)
+    assert done.stdout.strip() in {"yes", "no"}, done.stderr
+    return done.stdout.strip() == "yes"
+
+
+@pytest.mark.parametrize(("verb", "resource"), ALLOWED)
+def test_the_operator_may_do_what_it_does(installed: ControlPlane, verb: str, resource: str) -> None:
+    assert may(installed, OPERATOR, verb, resource)
+
+
+@pytest.mark.parametrize(("verb", "resource"), FORBIDDEN)
+def test_the_operator_may_do_nothing_else(installed: ControlPlane, verb: str, resource: str) -> None:
+    assert not may(installed, OPERATOR, verb, resource)
+
+
+def test_the_operator_may_change_its_own_lease_and_no_other(installed: ControlPlane) -> None:
+    lease = "leases.coordination.k8s.io"
+    assert may(installed, OPERATOR, "create", lease, NAMESPACE)
+    assert may(installed, OPERATOR, "update", lease, NAMESPACE, "trimtab-operator")
+    assert not may(installed, OPERATOR, "update", lease, NAMESPACE, "other")
+    assert not may(installed, OPERATOR, "update", lease, "team-a", "trimtab-operator")
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed", "refused"),
+    [
+        ("engineer", ("create", "trainingjobs.trimtab.dev"), ("patch", "guardpolicies.trimtab.dev")),
+        ("policy-owner", ("patch", "guardpolicies.trimtab.dev"), ("create", "trainingjobs.trimtab.dev")),
+        ("reviewer", ("get", "guardincidents.trimtab.dev"), ("patch", "trainingjobs.trimtab.dev")),
+    ],
+)
+def test_people_get_the_part_that_is_theirs(
+    installed: ControlPlane, role: str, allowed: tuple[str, str], refused: tuple[str, str]
+) -> None:
+    name = f"{NAMESPACE}-trimtab-{role}"
+    installed.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": name, "namespace": "team-a"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"a-{role}"}],
+        }
+    )
+    assert may(installed, f"a-{role}", *allowed)
+    assert not may(installed, f"a-{role}", *refused)
+    for other in ("patch", "delete"):
+        assert not may(installed, f"a-{role}", other, "guardincidents.trimtab.dev")
+
+
+def test_named_namespaces_are_the_only_ones_the_operator_reaches(helm: Path) -> None:
+    objects = render(helm, "--set=watchNamespaces={team-a,team-b}")
+    bound = {each["metadata"]["namespace"] for each in of_kind(objects, "RoleBinding")}
+    assert bound == {"team-a", "team-b", NAMESPACE}
+    cluster_wide = [each["roleRef"]["name"] for each in of_kind(objects, "ClusterRoleBinding")]
+    assert cluster_wide == [f"{NAMESPACE}-trimtab-discovery"]
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (deployment,) = of_kind(objects, "Deployment")
+    (only,) = deployment["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def test_the_environment_names_every_setting_and_nothing_the_operator_would_ignore(helm: Path) -> None:
+    names = {entry["name"] for entry in container(render(helm))["env"]}
+    ours = {name.removeprefix(PREFIX).lower() for name in names if name.startswith(PREFIX)}
+    assert ours == set(Settings.model_fields)
+
+
+def test_no_secret_is_written_into_the_objects(helm: Path) -> None:
+    objects = render(helm)
+    assert of_kind(objects, "Secret") == []
+    secret = {"PASSWORD", "USERNAME", "KEY_ID", "ACCESS_KEY"}
+    for entry in container(objects)["env"]:
+        if any(entry["name"].endswith(ending) for ending in secret):
+            assert "secretKeyRef" in entry["valueFrom"]
+
+
+def test_the_operator_runs_as_nobody_on_a_read_only_root(helm: Path) -> None:
+    objects = render(helm)
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+    security = container(objects)["securityContext"]
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_an_upgrade_never_waits_for_two_leaders(helm: Path) -> None:
+    (deployment,) = of_kind(render(helm, "--set=replicas=2"), "Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_the_definitions_come_with_upgrades_and_stay_after_removal(helm: Path) -> None:
+    definitions = of_kind(render(helm), "CustomResourceDefinition")
+    assert {each["spec"]["names"]["kind"] for each in definitions} == {"TrainingJob", "GuardPolicy", "GuardIncident"}
+    for each in definitions:
+        assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert of_kind(render(helm, "--set=crds.install=false"), "CustomResourceDefinition") == []
+
+
+BAD_VALUES = {
+    "three replicas": ("replicas=3", "replicas"),
+    "misspelt": ("replica=1", "replica"),
+    "no image": ("image=", "image"),
+    "password in the address": ("redis.url=redis://user:secret@host:6379", "url"),
+    "not a Redis address": ("redis.url=host:6379", "url"),
+    "no secret": ("audit.existingSecret=", "existingSecret"),
+    "bad bucket": ("audit.bucket=Trim_Tab", "bucket"),
+    "bad endpoint": ("audit.endpoint=s3.local", "endpoint"),
+    "no lease time": ("leaseSeconds=0", "leaseSeconds"),
+    "unknown log level": ("logLevel=loud", "logLevel"),
+}
+
+
+@pytest.mark.parametrize(("value", "field"), BAD_VALUES.values(), ids=BAD_VALUES)
+def test_bad_values_are_refused_by_field(helm: Path, value: str, field: str) -> None:
+    done = try_render(helm, f"--set={value}")
+    assert done.returncode != 0
+    assert field in done.stderr
