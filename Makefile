@@ -1,0 +1,55 @@
+# Two commands do everything on a fresh Debian machine: `make demo` and `make test`.
+
+SHELL := /bin/bash
+CACHE := $(or $(TRIMTAB_CACHE),$(HOME)/.cache/trimtab)
+ENVIRONMENT := $(CACHE)/env-$(shell (python3 scripts/requirements.py; cat constraints.txt scripts/environment.sh) 2>/dev/null | sha256sum | cut -c1-16)
+BIN := .venv/bin
+
+.PHONY: help environment demo test test-fast test-image lint format crds bench clean
+
+help:
+	@echo "make demo        a damaged training run on a real one-node cluster: seen, rolled back, skipped past, audited"
+	@echo "make test        all tests, with real Kubernetes, Redis and S3 (about 20 minutes on two cores)"
+	@echo "make test-fast   the tests that need no cluster"
+	@echo "make test-image  build and run the trainer image (slow, 20 GB of disk on the way)"
+	@echo "make lint        ruff, pyright, import-linter"
+	@echo "make bench       measure, and write benchmarks/RESULTS.md"
+	@echo "make clean       take the sandbox down and remove what was built"
+
+environment: .venv/.made
+
+.venv/.made: constraints.txt pyproject.toml scripts/environment.sh scripts/requirements.py
+	@scripts/environment.sh "$(ENVIRONMENT)" .venv
+	@touch $@
+
+demo: environment
+	@$(BIN)/trimtab demo
+
+test: environment
+	@$(BIN)/python -m pytest -m "not image" --durations=25
+
+test-fast: environment
+	@$(BIN)/python -m pytest -m "not node and not image" --durations=10
+
+test-image: environment
+	@$(BIN)/python -m pytest -m image --durations=5
+
+lint: environment
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright --pythonpath $(ENVIRONMENT)/bin/python
+	@$(BIN)/lint-imports
+
+format: environment
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+crds: environment
+	@$(BIN)/python -m trimtab_operator.resources
+
+bench: environment
+	@$(BIN)/python -m benchmarks
+
+clean:
+	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab sandbox down; fi
+	@rm -rf build .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache
