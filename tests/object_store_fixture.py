@@ -145,8 +145,6 @@ class ObjectStoreServer:
             # Two more services, on fixed ports: a second server beside this one would not start.
             "s3.port.iceberg": "0",
             "s3.port.lance": "0",
-            "s3.port.iceberg": "0",
-            "s3.port.lance": "0",
             "filer.localSocket": str(self._folder / "filer.sock"),
             "master.telemetry": "false",
             "master.volumeSizeLimitMB": "64",
