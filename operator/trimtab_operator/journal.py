@@ -80,7 +80,7 @@ class RunJournal:
             raise
 
     async def append(self, draft: Draft) -> JournalRecord:
-        """Write the draft as the next record and fold it.
+        """Write the draft as the next record, fold it, and return it as a reader of the journal sees it.
 
         Raises Conflict when another record has its place (read again, decide again), Fenced behind a newer operator,
         StoreUnavailable when the outcome is unknown.
@@ -103,9 +103,10 @@ class RunJournal:
             outcome=draft.outcome,
             error=draft.error,
         )
-        self._unsettled = (record.seq, canonical_bytes(record))
+        body = canonical_bytes(record)
+        self._unsettled = (record.seq, body)
         await self.settle()
-        return record
+        return parse_record(body)
 
     async def settle(self) -> None:
         """Finish an append whose outcome is unknown; raises as `append`."""
