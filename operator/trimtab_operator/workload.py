@@ -14,7 +14,7 @@ import yaml
 from trimtab_contract.keys import RunId, redis_user
 
 from trimtab_operator.resources import API_VERSION, TrainingJobSpec, parse_duration, parse_training_job_spec
-from trimtab_operator.resources.training_job import EnvironmentVariable, PodTemplate
+from trimtab_operator.resources.training_job import GPU_SUFFIX, EnvironmentVariable, PodTemplate
 
 KubernetesObject = dict[str, Any]
 
@@ -117,7 +117,7 @@ def processes_per_node(spec: TrainingJobSpec) -> int:
         return trainer.num_proc_per_node
     resources = trainer.resources_per_node
     wanted = {} if resources is None else {**(resources.requests or {}), **(resources.limits or {})}
-    gpus = sum(int(quantity) for name, quantity in wanted.items() if name.endswith("/gpu"))
+    gpus = sum(int(quantity) for name, quantity in wanted.items() if name.endswith(GPU_SUFFIX))
     return max(gpus, 1)
 
 

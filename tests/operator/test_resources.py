@@ -74,6 +74,12 @@ def test_every_wrong_field_of_a_job_is_named_at_once_and_no_value_shown() -> Non
     assert "hunter2" not in text
 
 
+def test_a_part_of_a_gpu_is_refused() -> None:
+    spec = training_job(trainer={"resourcesPerNode": {"limits": {"nvidia.com/gpu": "500m"}}})["spec"]
+    with pytest.raises(InvalidResource, match=r"resourcesPerNode: .*nvidia\.com/gpu must be a whole number"):
+        parse_training_job_spec(spec)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("24h", 86400), ("1h30m", 5400)])
 def test_durations_are_read(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds

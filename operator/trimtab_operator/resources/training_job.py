@@ -37,6 +37,10 @@ RESERVED_PREFIXES = ("TRIMTAB_", "PET_", "AWS_", "MASTER_", "TORCHELASTIC_")
 """Beginnings of environment variable names that the operator sets."""
 
 
+GPU_SUFFIX = "/gpu"
+"""End of the resource names that stand for GPUs: `nvidia.com/gpu`, `amd.com/gpu`."""
+
+
 def _is_reserved(name: str) -> bool:
     return name.startswith(RESERVED_PREFIXES)
 
@@ -90,6 +94,14 @@ class ResourcesPerNode(Resource):
 
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "ResourcesPerNode":
+        for name, quantity in {**(self.requests or {}), **(self.limits or {})}.items():
+            if name.endswith(GPU_SUFFIX) and not str(quantity).isdecimal():
+                message = f"{name} must be a whole number"
+                raise ValueError(message)
+        return self
 
 
 _WHOLE_NUMBER = {"type": "integer", "format": "int64", "minimum": 0}
