@@ -257,6 +257,7 @@ def _clean(layout: Layout) -> bool:
     network.remove_kubernetes_chains()
     leftovers.remove_cgroups()
     leftovers.remove_log_links(layout)
+    s3_server.remove_sockets()
     leftovers.remove_cluster_state(layout)
     return True
 

@@ -144,6 +144,13 @@ def ensure_buckets(credentials: Credentials) -> None:
         wait_until(f"The creation of the bucket {bucket}", lambda bucket=bucket: made(bucket))
 
 
+def remove_sockets() -> None:
+    """Remove the sockets that SeaweedFS leaves in the temporary directory, by our ports."""
+    for _, port in RESERVED:
+        for socket in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108 -- SeaweedFS's own fixed place
+            socket.unlink()
+
+
 RESERVED = tuple(
     (LOOPBACK, port + offset)
     for port in (_MASTER_PORT, _VOLUME_PORT, _FILER_PORT, S3_PORT)
