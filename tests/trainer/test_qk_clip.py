@@ -70,8 +70,8 @@ def check_scaling(scale: Scale) -> None:
 
 
 def check_gamma(gamma: Gamma) -> None:
-    largest = torch.tensor([[-5.0, 200.0], [THRESHOLD, THRESHOLD * 1.5]], dtype=torch.float64)
-    expected = torch.tensor([[1.0, 0.15], [1.0, 1 / 1.5]], dtype=torch.float64)
+    largest = torch.tensor([[-5.0, 200.0, THRESHOLD - 0.5], [THRESHOLD, THRESHOLD * 1.5, 0.0]], dtype=torch.float64)
+    expected = torch.tensor([[1.0, 0.15, 1.0], [1.0, 1 / 1.5, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(gamma(largest, THRESHOLD), expected, rtol=1e-15, atol=0)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.model import AttentionTelemetry, Transformer, TransformerConfig
+from trimtab_trainer.model.attention import AttentionResult, causal_attention
 from trimtab_trainer.model.dropout import keyed_dropout
 
 SHAPE = TransformerConfig(width=32, layers=2, heads=2, sequence=16, vocab_size=64)
@@ -86,21 +87,20 @@ def test_positions_matter() -> None:
     assert (model(windows).logits[:, 3] - model(swapped).logits[:, 3]).abs().max() > 1e-4
 
 
-def test_rotary_logits_depend_on_distance_only() -> None:
-    config = replace(SHAPE, layers=1)
-    model = Transformer(config).double()
-    repeated = torch.full((1, 16), 7)
-    logits: list[Tensor] = []
-    model.blocks[0].attention.query.register_forward_hook(lambda *call: logits.append(call[-1]))
-    model.blocks[0].attention.key.register_forward_hook(lambda *call: logits.append(call[-1]))
-    model(repeated)
-    query, key = (t.view(16, 2, 16).transpose(0, 1) for t in logits)
-    cosine, sine = model.cosine, model.sine
-    rotated = [t * cosine + torch.cat((-t[..., 8:], t[..., :8]), -1) * sine for t in (query, key)]
-    scores = rotated[0] @ rotated[1].mT
+def test_rotary_logits_depend_on_distance_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+
+    def spy(query: Tensor, key: Tensor, value: Tensor, *, threshold: float, exact: bool) -> AttentionResult:
+        seen.extend((query[0], key[0]))
+        return causal_attention(query, key, value, threshold=threshold, exact=exact)
+
+    monkeypatch.setattr("trimtab_trainer.model.transformer.causal_attention", spy)
+    Transformer(replace(SHAPE, layers=1)).double()(torch.full((1, 16), 7))
+    scores = seen[0] @ seen[1].mT
     for offset in range(-8, 9):
         diagonal = scores.diagonal(offset, -2, -1)
         torch.testing.assert_close(diagonal, diagonal[:, :1].expand_as(diagonal), rtol=1e-5, atol=1e-8)
+    assert (scores[:, 8, 8] - scores[:, 8, 0]).abs().min() > 1e-6
 
 
 def test_gating_and_exactness_change_no_gradient_bit() -> None:
