@@ -3,6 +3,7 @@
 Import `object_store` into a conftest to use it. The server is ended by its process id, its data die with it.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -65,7 +66,13 @@ class ObjectStoreServer:
         """Start the process and return when it answers a signed request."""
         log = (self._folder / "server.log").open("ab")
         with log:
-            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log, cwd=self._folder)
+            self._process = subprocess.Popen(
+                self._command(),
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 the test process starts it before any of its threads
+            )
         deadline = time.monotonic() + START_DEADLINE_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -152,6 +159,11 @@ class ObjectStoreServer:
             **{option: str(port) for option, port in self._ports.items()},
         }
         return [_weed(), "server", *(f"-{name}={value}" for name, value in options.items())]
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end the server when a killed test run can no longer do so."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _weed() -> str:

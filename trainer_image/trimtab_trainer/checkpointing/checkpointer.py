@@ -172,7 +172,7 @@ class Checkpointer:
         return found
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until no save is pending; returns whether all that were pending are durable now."""
+        """Wait until no save is pending; returns whether the last one and all before it still on their way are durable."""
         deadline = time.monotonic() + timeout_seconds
         jobs, self._jobs = self._jobs, []
         for job in jobs:
@@ -207,9 +207,8 @@ class Checkpointer:
 
     def _agreed_start(self) -> tuple[int, str]:
         """Rank 0's count of pending saves and a fresh random name, the same on every rank."""
-        self._jobs = [job for job in self._jobs if not job.done.is_set() or job.reference is None]
-        pending = sum(not job.done.is_set() for job in self._jobs)
-        first = self._exchange(f"{pending} {uuid.uuid4().hex}")[0].split()
+        self._jobs = [job for job in self._jobs if not job.done.is_set()]
+        first = self._exchange(f"{len(self._jobs)} {uuid.uuid4().hex}")[0].split()
         return int(first[0]), first[1]
 
     def _fetched_everywhere(

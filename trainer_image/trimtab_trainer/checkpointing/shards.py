@@ -6,6 +6,7 @@ DCP detects no damage and unpickles: read only a folder whose every file was ver
 import base64
 import dataclasses
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -69,7 +70,9 @@ class ShardLayout:
 
 def read_shards(folder: Path, into: FlatState) -> None:
     """Fill `into` from a verified folder, without speaking to other ranks; whatever DCP raises passes through."""
-    load(into, storage_reader=FileSystemReader(folder), no_dist=True)  # pyright: ignore[reportUnknownMemberType]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(into, storage_reader=FileSystemReader(folder), no_dist=True)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _writer(folder: Path) -> FileSystemWriter:
