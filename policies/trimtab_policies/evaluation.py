@@ -9,8 +9,8 @@ with accepted values; a metric so rare that its baseline does not fill within a 
 outlasts its reach is reported as beginning at the origin: a reminder, not a flood.
 
 Streaks count consecutive observations of the metric: a record without it is NoData and neither counts nor interrupts,
-for a metric published every 50th step would otherwise never reach `forRecords`. A new attempt, and every record before
-the rule is armed (`afterSteps`, `graceSteps`), ends a streak.
+for a metric published every 50th step would otherwise never reach `forRecords`. A new attempt ends a streak. A record
+before the rule is armed (`afterSteps`, `graceSteps`) belongs to none, even one that is not finite.
 """
 
 import math
@@ -176,7 +176,7 @@ class _RuleFold:
             return _Seen()
         assessment = self._detector.assess(observation.value)
         unarmed = self._unarmed(record)
-        if not assessment.breach or assessment.level_shift or unarmed:
+        if not assessment.breach or assessment.level_shift:
             self._end_streak()
         if assessment.breach and not unarmed:
             self._streak += 1

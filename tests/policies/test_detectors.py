@@ -97,6 +97,23 @@ def test_after_its_longest_freeze_the_baseline_is_rebuilt_on_the_new_level() -> 
     assert assessments[15].baseline.mean == pytest.approx(statistics.fmean(shifted[:15]))
 
 
+def test_only_breaches_in_a_row_are_taken_for_a_new_level() -> None:
+    detector = spike(freeze=3)
+    for value in healthy(20):
+        detector.assess(value)
+    assessments = [detector.assess(value) for value in (9.0, 9.0, 2.0, 9.0, 9.0)]
+    assert [one.breach for one in assessments] == [True, True, False, True, True]
+    assert not any(one.level_shift for one in assessments)
+
+
+def test_a_level_shift_waits_for_a_finite_value() -> None:
+    detector = spike(freeze=3)
+    for value in [*healthy(20), 9.0, 9.0, 9.0]:
+        detector.assess(value)
+    assessments = [detector.assess(value) for value in (math.nan, 9.0)]
+    assert [one.level_shift for one in assessments] == [False, True]
+
+
 def test_a_rebuilt_baseline_with_too_few_values_fills_first() -> None:
     detector = spike(freeze=3)
     for value in healthy(20):

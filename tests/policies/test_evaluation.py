@@ -114,6 +114,15 @@ def test_after_a_resume_streaks_begin_anew_and_the_baseline_is_armed_at_once() -
     assert (verdicts[-1].first_bad_step, verdicts[-1].attempt) == (23, 2)
 
 
+def test_a_freeze_does_not_go_on_from_one_attempt_into_the_next() -> None:
+    policy = accepted(SUSTAINED)
+    history = new_history(policy)
+    judged(policy, losses([*healthy(20), *[9.0] * 14]), history)
+    history.rebase(2, 1, 34)
+    verdicts = judged(policy, losses([9.0] * 16, first=35, attempt=2), history)
+    assert states(verdicts) == "PP" + "F" * 13 + "H"
+
+
 def test_what_a_rollback_undid_enters_no_baseline() -> None:
     policy = accepted(SUSTAINED)
     history = new_history(policy)

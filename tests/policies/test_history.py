@@ -115,6 +115,14 @@ def test_the_length_is_bounded_and_never_below_the_retention() -> None:
     assert min(lengths[50:]) >= 50
 
 
+def test_what_was_worked_out_for_a_rule_no_longer_judged_is_forgotten() -> None:
+    before, after = accepted({"range": {"max": 5}}), accepted({"range": {"max": 6}})
+    history = new_history(before)
+    judged(before, losses(healthy(10)), history)
+    judged(after, losses(healthy(3 * history.retention), first=11), history)
+    assert list(history._memo) == [after.spec.rules[0]]
+
+
 def test_an_empty_history_has_no_last_record() -> None:
     with pytest.raises(EmptyHistory):
         judge((POLICY,), new_history(POLICY))

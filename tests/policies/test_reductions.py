@@ -60,6 +60,11 @@ def test_records_without_the_vector_do_not_end_an_elements_streak() -> None:
     assert [verdict.state for verdict in verdicts] == [State.HEALTHY, State.NO_DATA, State.FIRING]
 
 
+def test_a_non_finite_vector_ends_every_elements_streak() -> None:
+    verdicts = judged(policy({"longestStreakBelow": 1}, {"max": 9}), [gamma(1, 0.5), gamma(2, math.nan), gamma(3, 0.5)])
+    assert verdicts[2].observed == 1
+
+
 def test_a_new_attempt_ends_every_elements_streak() -> None:
     rule = policy({"longestStreakBelow": 1}, {"max": 2})
     history = new_history(rule)
