@@ -216,12 +216,14 @@ def test_a_query_that_is_not_finite_leaves_its_head_not_finite(bad: float, exact
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_logits_that_overflow_leave_their_head_not_finite(exact: bool) -> None:
+def test_logits_that_overflow_leave_their_head_infinite(exact: bool) -> None:
     query, key, value = heads((2, 3, 64, 16))
     query[:, 1] *= 1e30
     key[:, 1] *= 1e30
     result = causal_attention(query, key, value, threshold=10.0, exact=exact)
     assert result.max_logit.isfinite().tolist() == [True, False, True]
+    # Not minus infinity: a maximum over ranks would lose that.
+    assert result.max_logit[1] == math.inf
 
 
 def test_the_largest_logit_carries_no_gradient() -> None:
