@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.exceptions import OpenApiException
@@ -79,10 +80,14 @@ class ApiServer:
             else:
                 file = str(kubeconfig) if kubeconfig else None
                 await config.load_kube_config(file, context, configuration, persist_config=False)  # pyright: ignore[reportUnknownMemberType] untyped library
-        except (config.ConfigException, OSError, ValueError) as error:
+            return cls(ApiClient(configuration))
+        except (config.ConfigException, OSError) as error:
             message = f"the kubeconfig cannot be used: {error}"
             raise PermanentError(message) from error
-        return cls(ApiClient(configuration))
+        except (yaml.YAMLError, ValueError, TypeError, KeyError) as error:
+            # Words about a malformed file may quote a token in it.
+            message = f"the kubeconfig cannot be read ({type(error).__name__}); check that it is one"
+            raise PermanentError(message) from None
 
     async def close(self) -> None:
         """End every connection."""

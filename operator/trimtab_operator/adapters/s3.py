@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
+from threading import Lock
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -52,6 +53,7 @@ _ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
 _TAKEN = frozenset({"PreconditionFailed", "412"})
 _RACING = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
 _RACING_ATTEMPTS = 5
+_MAKING_CLIENTS = Lock()
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
@@ -95,32 +97,34 @@ class S3Credentials:
 
 
 class _Bucket:
-    """One bucket with bounded, translated calls. Writes are sent once; reads may be sent again."""
+    """One bucket with bounded, translated calls. Writes are sent once; reads are sent again once."""
 
     def __init__(self, location: S3Location, credentials: S3Credentials | None, executor: ThreadPoolExecutor) -> None:
+        _check_endpoint(location.endpoint)
         self.name = location.bucket
+        self._location, self._credentials = location, credentials
         self._executor = executor
-        self._writer = _client(location, credentials, attempts=1)
-        self._reader = _client(location, credentials, attempts=2)
+        self._client: Any = None
 
     async def put_if_absent(self, key: str, body: bytes) -> None:
         """Raises _KeyTaken or _WriteRace."""
-        await self._call("PutObject", key, self._writer.put_object, Key=key, Body=body, IfNoneMatch="*")
+        arguments = {"Bucket": self.name, "Key": key, "Body": body, "IfNoneMatch": "*"}
+        await self._in_thread("PutObject", key, lambda client: client.put_object(**arguments))
 
     async def get(self, key: str, limit: int | None = None) -> bytes:
-        def read() -> bytes | None:
-            answer = self._reader.get_object(Bucket=self.name, Key=key)
+        def read(client: Any) -> bytes | None:
+            answer = client.get_object(Bucket=self.name, Key=key)
             with closing(answer["Body"]) as body:
                 return None if limit is not None and answer["ContentLength"] > limit else body.read()
 
-        found = await self._in_thread("GetObject", key, read)
+        found = await self._read("GetObject", key, read)
         if found is None:
             message = f"{self.name}/{key} is larger than the {limit} bytes expected of it"
             raise StoreRefused(message)
         return found
 
     async def delete(self, key: str) -> None:
-        await self._call("DeleteObject", key, self._writer.delete_object, Key=key)
+        await self._in_thread("DeleteObject", key, lambda client: client.delete_object(Bucket=self.name, Key=key))
 
     async def sizes(self, prefix: str, after: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
@@ -136,31 +140,44 @@ class _Bucket:
 
     async def peek(self, prefix: str) -> None:
         """One listing of at most one key: the least that proves bucket, endpoint and credentials."""
-        await self._call("ListObjectsV2", prefix, self._reader.list_objects_v2, Prefix=prefix, MaxKeys=1)
+        await self._list(prefix, {"MaxKeys": 1})
 
     async def _pages(self, prefix: str, **options: str) -> AsyncGenerator[dict[str, Any]]:
-        chosen: dict[str, Any] = {name: value for name, value in options.items() if value}
-        chosen["MaxKeys"] = LIST_PAGE
+        chosen: dict[str, Any] = {name: value for name, value in options.items() if value} | {"MaxKeys": LIST_PAGE}
         while True:
-            page = await self._call("ListObjectsV2", prefix, self._reader.list_objects_v2, Prefix=prefix, **chosen)
+            page = await self._list(prefix, chosen)
             yield page
             if not page.get("IsTruncated"):
                 return
             chosen = {**chosen, "ContinuationToken": page["NextContinuationToken"]}
 
-    async def _call(self, operation: str, key: str, method: Callable[..., Any], **arguments: Any) -> Any:
-        return await self._in_thread(operation, key, partial(method, Bucket=self.name, **arguments))
+    async def _list(self, prefix: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {"Bucket": self.name, "Prefix": prefix, **options}
+        return await self._read("ListObjectsV2", prefix, lambda client: client.list_objects_v2(**arguments))
 
-    async def _in_thread(self, operation: str, key: str, call: Callable[[], _Result]) -> _Result:
+    async def _read(self, operation: str, key: str, call: Callable[[Any], _Result]) -> _Result:
+        try:
+            return await self._in_thread(operation, key, call)
+        except StoreUnavailable:
+            return await self._in_thread(operation, key, call)
+
+    def _run(self, call: Callable[[Any], _Result]) -> _Result:
+        # Making the first client of a process reads megabytes of service descriptions: not on the event loop.
+        with _MAKING_CLIENTS:
+            if self._client is None:
+                self._client = _make_client(self._location, self._credentials)
+        return call(self._client)
+
+    async def _in_thread(self, operation: str, key: str, call: Callable[[Any], _Result]) -> _Result:
         what = f"{operation} of {self.name}/{key}"
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, call)
         except ClientError as error:
             raise _translated(what, error) from error
         except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
             message = f"{what}: no usable credentials"
             raise StoreRefused(message) from error
-        except (ParamValidationError, InvalidRegionError) as error:
+        except (ParamValidationError, InvalidRegionError, ValueError) as error:
             message = f"{what}: not a request that S3 knows ({type(error).__name__})"
             raise StoreRefused(message) from error
         except (BotoCoreError, HTTPError, OSError) as error:
@@ -334,35 +351,41 @@ class S3CheckpointStores:
         return S3CheckpointStore(bucket, parts.path.strip("/"), endpoint)
 
 
-def _client(location: S3Location, credentials: S3Credentials | None, attempts: int) -> Any:
-    identity: dict[str, str] = {}
+@cache
+def _session() -> Session:
+    """One for the process: it keeps the service descriptions. Not safe between threads, see `_MAKING_CLIENTS`."""
+    return Session()
+
+
+def _make_client(location: S3Location, credentials: S3Credentials | None) -> Any:
+    identity: dict[str, str | None] = {}
     if credentials is not None:
         identity = {
             "aws_access_key_id": credentials.access_key,
             "aws_secret_access_key": credentials.secret_key,
+            "aws_session_token": credentials.session_token or None,
         }
-        if credentials.session_token:
-            identity["aws_session_token"] = credentials.session_token
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
-        retries={"total_max_attempts": attempts, "mode": "standard"},
+        retries={"total_max_attempts": 1},
         max_pool_connections=THREADS,
         s3={"addressing_style": "path" if location.endpoint else "auto"},
     )
+    make = cast("Callable[..., Any]", _session().client)  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
+    endpoint = location.endpoint or None
+    return make("s3", endpoint_url=endpoint, region_name=location.region, config=config, **identity)
+
+
+def _check_endpoint(endpoint: str) -> None:
     try:
-        # A session of its own: the default one is shared and not safe between threads.
-        make = cast("Callable[..., Any]", Session().client)  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
-        return make(
-            "s3",
-            endpoint_url=location.endpoint or None,
-            region_name=location.region,
-            config=config,
-            **identity,
-        )
-    except (ValueError, BotoCoreError) as error:
-        message = f"endpoint {_shown(location.endpoint)} is no address of an S3 server; write http(s)://<host>[:<port>]"
-        raise StoreRefused(message) from error
+        parts = urlsplit(endpoint)
+        good = not endpoint or (parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        good = False
+    if not good:
+        message = f"endpoint {_shown(endpoint)} is no address of an S3 server; write http(s)://<host>[:<port>]"
+        raise StoreRefused(message)
 
 
 def _shown(endpoint: str) -> str:
