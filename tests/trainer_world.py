@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
-import yaml
 from object_store_fixture import ADMIN, ObjectStoreServer
 from redis_fixture import RedisServer
 from trimtab_contract import keys
@@ -36,7 +35,7 @@ from trimtab_contract.evidence import BatchLogEntry, decode_batch_log
 from trimtab_contract.metrics import STREAM_FIELD, MetricRecord, decode_archive, decode_record
 
 RANKS = 2
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 60.0
 ROOT = "runs"
 _COMMANDS = ("+xadd", "+xrange", "+get", "+ping", "+hello", "+client|setname")
 _Found = TypeVar("_Found")
@@ -90,9 +89,8 @@ class Run:
         """The ACL user that the operator makes before a job; a restarted Redis forgets it."""
         with self.redis.client() as client:
             patterns = keys.redis_acl_patterns(self.id)
-            client.execute_command(
-                "ACL", "SETUSER", keys.redis_user(self.id), "reset", "on", ">pass", *patterns, *_COMMANDS
-            )
+            rules = ("reset", "on", ">pass", *patterns, *_COMMANDS)
+            client.execute_command("ACL", "SETUSER", keys.redis_user(self.id), *rules)  # pyright: ignore[reportUnknownMemberType]
 
     def direct(self, action: Action, *, world: int = 1, attempt: int = 1, epoch: int = 1, **rest: Any) -> Directive:
         """Put a new directive in force."""
@@ -144,33 +142,31 @@ class Run:
             found += [(rank, entry) for entry in decode_batch_log(body)]
         return sorted(found, key=lambda pair: (pair[1].attempt, pair[1].step, pair[0]))
 
-    def objects(self, prefix: str) -> dict[str, bytes]:
-        """Every object under a prefix."""
+    def objects(self, prefix: str, suffix: str = "") -> dict[str, bytes]:
+        """Every object under a prefix, or those whose key ends with `suffix`."""
         client = self.store.client()
-        listed = client.list_objects_v2(Bucket=self.bucket, Prefix=prefix).get("Contents", [])
-        return {o["Key"]: client.get_object(Bucket=self.bucket, Key=o["Key"])["Body"].read() for o in listed}
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        found = [entry["Key"] for page in pages for entry in page.get("Contents", []) if entry["Key"].endswith(suffix)]
+        return {key: client.get_object(Bucket=self.bucket, Key=key)["Body"].read() for key in found}
 
     def manifests(self) -> list[CheckpointManifest]:
         """The manifests of all complete checkpoints, in step order."""
-        found = self.objects(keys.checkpoints_prefix(ROOT, self.id))
-        return [decode_manifest(body) for key, body in sorted(found.items()) if key.endswith(keys.MANIFEST_NAME)]
+        found = self.objects(keys.checkpoints_prefix(ROOT, self.id), keys.MANIFEST_NAME)
+        return [decode_manifest(body) for _, body in sorted(found.items())]
 
     def saved(self, step: int, attempt: int = 1) -> CheckpointReference:
         """Wait for the Saved ack of a step."""
 
         def look() -> CheckpointReference | None:
-            for ack in self.acks():
-                if ack.state is AckState.SAVED and ack.checkpoint is not None and ack.checkpoint.step == step:
-                    if f"-a{attempt:06d}-" in ack.checkpoint.key:
-                        return ack.checkpoint
-            return None
+            saved = [ack.checkpoint for ack in self.acks() if ack.state is AckState.SAVED and ack.checkpoint]
+            return next((c for c in saved if c.step == step and f"-a{attempt:06d}-" in c.key), None)
 
         return until(f"checkpoint {step} of attempt {attempt}", look)
 
     def environment(self, world: int, node: int) -> dict[str, str]:
         """The environment of one pod."""
         config = self.folder / "config.yaml"
-        config.write_text(yaml.safe_dump(self.config))
+        config.write_text(json.dumps(self.config))
         sources = Path(__file__).parents[1]
         return {
             "PATH": os.environ["PATH"],
@@ -202,25 +198,30 @@ class Run:
         return decode(TerminationMessage, self.message_path(world, node).read_text().strip())
 
     @contextmanager
-    def world(self, number: int = 1) -> Iterator["World"]:
-        """Two pods; ended by their process ids whatever happens."""
+    def world(self, number: int = 1, *, torchrun: bool = False) -> Generator["World"]:
+        """Two pods; ended by their process ids whatever happens. Without torchrun the trainer is the first process."""
         with socket.socket() as chosen:
             chosen.bind(("127.0.0.1", 0))
             port = chosen.getsockname()[1]
-        world = World(self, [self._pod(number, node, port) for node in range(RANKS)])
+        world = World(self, [self._pod(number, node, port, torchrun) for node in range(RANKS)])
         try:
             yield world
         finally:
             world.kill()
 
-    def _pod(self, number: int, node: int, port: int) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(RANKS), "--node-rank", str(node)]
-        command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-        command += ["--max-restarts", "0", "-m", "trimtab_trainer"]
+    def _pod(self, number: int, node: int, port: int, torchrun: bool) -> "subprocess.Popen[bytes]":
+        environment = self.environment(number, node)
+        command = [sys.executable]
+        if torchrun:
+            command += ["-m", "torch.distributed.run", "--nnodes", str(RANKS), "--node-rank", str(node)]
+            command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+            command += ["--max-restarts", "0"]
+        else:
+            rendezvous = {"RANK": node, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+            environment |= {name: str(value) for name, value in rendezvous.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        command += ["-m", "trimtab_trainer"]
         with (self.folder / f"log-{number}-{node}.txt").open("wb") as log:
-            return subprocess.Popen(
-                command, env=self.environment(number, node), stdout=log, stderr=log, start_new_session=True
-            )
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
 @dataclass

@@ -8,17 +8,17 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Never
 
 import msgspec
 import torch
 from trimtab_contract.directives import AckState, CheckpointReference, Reason, TerminationMessage
 
-from trimtab_trainer.assembly import assemble, open_data, open_store
+from trimtab_trainer.assembly import assemble, prepare
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import DEFAULT_PATH, Environment, TrainerConfig, load_config
 from trimtab_trainer.errors import BadConfig, PeerLost, WorldEnded
-from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee, train
 from trimtab_trainer.runtime import Runtime
@@ -45,7 +45,12 @@ def main() -> Never:
     rank = os.environ.get("RANK", "?")
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
     terminating = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: terminating.set())
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        terminating.set()
+
+    signal.signal(signal.SIGTERM, terminate)
+    threading.excepthook = _thread_died
     torch.set_num_threads(1)
     try:
         runtime, trainee = _prepare(terminating)
@@ -68,14 +73,9 @@ def main() -> Never:
 
 def _prepare(terminating: threading.Event) -> tuple[Runtime, Trainee]:
     """Check everything that can be checked alone, then join the other ranks."""
-    environment, config, config_sha256 = _settings()
-    trainee = Trainee(config)
-    data = open_data(config, environment)
-    # Checked here too, so that a fault that cannot fire is refused before the world is joined.
-    FaultInjector(config.faults, environment.rank, dict(trainee.named_parameters()))
-    store = open_store(environment)
-    world = World(config.collective_timeout_seconds)
-    return assemble(environment, config, config_sha256, trainee, data, store, world, terminating), trainee
+    prepared = prepare(*_settings())
+    world = World(prepared.config.collective_timeout_seconds)
+    return assemble(prepared, world, terminating), prepared.trainee
 
 
 def _settings() -> tuple[Environment, TrainerConfig, str]:
@@ -94,6 +94,13 @@ def _settings() -> tuple[Environment, TrainerConfig, str]:
     if environment is None or config is None:
         raise InvalidFields(problems)
     return environment, config, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _thread_died(died: threading.ExceptHookArgs) -> None:
+    """A world that went deaf, or saves nothing any more, must not train on as if nothing had happened."""
+    name = died.thread.name if died.thread is not None else "unknown"
+    logger.critical("thread %s died", name, exc_info=died.exc_value)
+    _leave(Reason.CRASHED, f"thread {name} died: {died.exc_type.__name__}: {died.exc_value}")
 
 
 def _end(runtime: Runtime, end: WorldEnded) -> Never:

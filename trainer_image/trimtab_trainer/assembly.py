@@ -5,6 +5,7 @@ import logging
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab_contract.keys import records_prefix, stacks_object
@@ -29,42 +30,36 @@ from trimtab_trainer.world_state import WorldState
 logger = logging.getLogger(__name__)
 
 
-def open_data(config: TrainerConfig, environment: Environment) -> ByteWindows:
-    """Open the data file for this rank's share; raises BadConfig."""
-    return ByteWindows(
-        Path(config.data.path),
-        sequence=config.model.sequence,
-        global_batch=config.global_batch,
-        order=config.data.order,
-        seed=config.data.seed,
-        rank=environment.rank,
-        world_size=environment.world_size,
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What one rank can build and check alone, before it joins the others."""
+
+    environment: Environment
+    config: TrainerConfig
+    config_sha256: str
+    trainee: Trainee
+    data: ByteWindows
+    store: ObjectStore
+    faults: FaultInjector
+
+
+def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
+    """Build model, data and store; raises BadConfig or InvalidFields."""
+    trainee = Trainee(config)
+    return Prepared(
+        environment=environment,
+        config=config,
+        config_sha256=config_sha256,
+        trainee=trainee,
+        data=_data(config, environment),
+        store=_store(environment),
+        faults=FaultInjector(config.faults, environment.rank, dict(trainee.named_parameters())),
     )
 
 
-def open_store(environment: Environment) -> ObjectStore:
-    """The checkpoint bucket; raises BadConfig when it refuses. A store that is away may come back."""
-    store = ObjectStore(environment.checkpoint_bucket, endpoint=environment.s3_endpoint)
-    try:
-        store.list(records_prefix(environment.checkpoint_root, environment.run, environment.world))
-    except StoreRefused as error:
-        raise BadConfig((str(error),)) from error
-    except StoreUnavailable as error:
-        logger.warning("the object store does not answer yet: %s", error)
-    return store
-
-
-def assemble(
-    environment: Environment,
-    config: TrainerConfig,
-    config_sha256: str,
-    trainee: Trainee,
-    data: ByteWindows,
-    store: ObjectStore,
-    world: World,
-    terminating: threading.Event,
-) -> Runtime:
+def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> Runtime:
     """Build and start everything but the training loop itself."""
+    environment, config, store = prepared.environment, prepared.config, prepared.store
     root, run = environment.checkpoint_root, environment.run
     vitals = Vitals()
     batch_log = BatchLog(store, root, run, environment.rank)
@@ -97,18 +92,18 @@ def assemble(
         world=world,
         state=WorldState(attempt=environment.world, steps=config.steps),
         vitals=vitals,
-        trainee=trainee,
-        training_state=TrainingState(trainee.model, trainee.optimizer),
-        data=data,
+        trainee=prepared.trainee,
+        training_state=TrainingState(prepared.trainee.model, prepared.trainee.optimizer),
+        data=prepared.data,
         batch_log=batch_log,
         store=store,
         checkpointer=checkpointer,
-        faults=FaultInjector(config.faults, environment.rank, dict(trainee.named_parameters())),
+        faults=prepared.faults,
         archivist=archivist,
         hosts=tuple(world.gather_text(environment.hostname)),
         spokesman=spokesman,
         terminating=terminating,
-        fingerprints=Fingerprints(config=config_sha256, code=code_sha256()),
+        fingerprints=Fingerprints(config=prepared.config_sha256, code=code_sha256()),
     )
 
 
@@ -120,6 +115,30 @@ def code_sha256() -> str:
         digest.update(f"{path.relative_to(folder)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _data(config: TrainerConfig, environment: Environment) -> ByteWindows:
+    return ByteWindows(
+        Path(config.data.path),
+        sequence=config.model.sequence,
+        global_batch=config.global_batch,
+        order=config.data.order,
+        seed=config.data.seed,
+        rank=environment.rank,
+        world_size=environment.world_size,
+    )
+
+
+def _store(environment: Environment) -> ObjectStore:
+    """The checkpoint bucket. One that refuses is a wrong setting; one that is away may come back."""
+    store = ObjectStore(environment.checkpoint_bucket, endpoint=environment.s3_endpoint)
+    try:
+        store.list(records_prefix(environment.checkpoint_root, environment.run, environment.world))
+    except StoreRefused as error:
+        raise BadConfig((str(error),)) from error
+    except StoreUnavailable as error:
+        logger.warning("the object store does not answer yet: %s", error)
+    return store
 
 
 def _spokesman(

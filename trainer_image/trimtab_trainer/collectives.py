@@ -1,12 +1,14 @@
 """Everything the ranks of a world say to each other; a failure of any exchange is PeerLost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage] documented
+from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from trimtab_trainer.errors import PeerLost
 from trimtab_trainer.tensors import integers
@@ -22,15 +24,15 @@ class World:
         """Join the world that torchrun described; raises PeerLost."""
         timeout = timedelta(seconds=timeout_seconds)
         with _translated("joining the world"):
-            store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
             dist.init_process_group(
-                "gloo", store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=timeout
+                "gloo", store=PrefixStore("world", store), rank=rank, world_size=size, timeout=timeout
             )
             self._control = _group(timeout)
             self._pulse = _group(timeout)
         self.rank: int = rank
         self.size: int = size
-        self.store = dist.PrefixStore("background", store)
+        self.store = PrefixStore("background", store)
         """For background threads, which must not take part in collectives."""
 
     def sum(self, tensor: Tensor) -> None:
@@ -84,11 +86,13 @@ class World:
 
 
 def _group(timeout: timedelta) -> dist.ProcessGroup:
-    return dist.new_group(backend="gloo", timeout=timeout)
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+    return group
 
 
 @contextmanager
-def _translated(act: str) -> Iterator[None]:
+def _translated(act: str) -> Generator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -123,7 +123,7 @@ class DirectiveExecutor:
             WorldEnded: always; Terminated only when nothing had to be saved or the save is complete.
         """
         state = self._state
-        if not state.ready or state.in_incident or state.withheld_in_a_row:
+        if not state.ready or state.withheld_in_a_row or (self._holding and state.in_incident):
             raise WorldEnded(Reason.TERMINATED, "nothing was saved: the state is not one to go on from")
         if state.replicas_differ:
             raise WorldEnded(Reason.TERMINATED, "nothing was saved: the replicas differ")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trimtab_trainer.config import FaultConfig
 from trimtab_trainer.fields import raise_if_any
+from trimtab_trainer.tensors import change_next_gradient
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +61,11 @@ def _poison_next_gradient(parameter: Tensor, index: int) -> None:
     """Make one element of the next gradient of `parameter` NaN: a fault that the same batch does not repeat."""
 
     def poison(gradient: Tensor) -> Tensor:
-        handle.remove()
         poisoned = gradient.clone()
         poisoned.view(-1)[index] = torch.nan
         return poisoned
 
-    handle = parameter.register_hook(poison)
+    change_next_gradient(parameter, poison)
 
 
 def _problem(number: int, fault: FaultConfig, parameters: Mapping[str, Tensor]) -> str | None:

@@ -6,7 +6,7 @@ needs the same four lines: iterate `session.batches()`, ask `session.gate(...)`,
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -19,7 +19,7 @@ from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
 from trimtab_trainer.reduction import GradientBuckets, Reduced
 from trimtab_trainer.session import Gate, Session
-from trimtab_trainer.tensors import first_index
+from trimtab_trainer.tensors import backpropagate, first_index
 
 
 class Trainee:
@@ -59,12 +59,12 @@ def train(session: Session, trainee: Trainee, world: World) -> None:
         optimizer.set_lr(trainee.rates.factor(batch.step, batch.rate_override))
         buckets.zero()
         output = forward(model, batch, config)
-        _loss(output).backward()
+        backpropagate(_loss(output))
         reduced = buckets.reduce(_loss(output), output.attention.max_logit, output.attention.exact)
         clip = clip_gradients([gradient for _, gradient in gradients], config.gradient_clip)
 
         # Every rank learns here, before anything changes, whether this update may happen at all.
-        gate = session.gate(first_bad(output, reduced, clip, gradients))
+        gate = session.gate(first_bad(output, clip, gradients))
         if gate is Gate.AGAIN:
             continue
         update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
@@ -82,9 +82,7 @@ def forward(model: Transformer, batch: Batch, config: TrainerConfig) -> ModelOut
     )
 
 
-def first_bad(
-    output: ModelOutput, reduced: Reduced, clip: GradientClip, gradients: list[tuple[str, Tensor]]
-) -> str | None:
+def first_bad(output: ModelOutput, clip: GradientClip, gradients: list[tuple[str, Tensor]]) -> str | None:
     """Name the first tensor, in the order of computation, that is not finite; None lets the update pass.
 
     Loss and logits are this rank's own. The gradient is the reduced one: a flipped bit in a key weight leaves the
@@ -96,7 +94,7 @@ def first_bad(
         return "loss"
     if not clip.finite:
         return f"gradient of {first_non_finite(gradients)}"
-    return None if reduced.nonfinite == 0 else "another rank's loss or logits"
+    return None
 
 
 def scalars(
@@ -127,7 +125,7 @@ def vectors(reduced: Reduced, update: StepTelemetry | None) -> dict[str, Tensor]
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Generator[None]:
     """Evaluation mode inside, the former mode again afterwards."""
     was_training = model.training
     model.eval()

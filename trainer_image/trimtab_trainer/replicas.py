@@ -9,6 +9,7 @@ from trimtab_contract.directives import ReplicaReport
 
 from trimtab_trainer.collectives import World
 from trimtab_trainer.optim import parameter_checksum
+from trimtab_trainer.tensors import integers
 
 _SIGN = 1 << 63
 
@@ -21,7 +22,7 @@ def compare_replicas(named_parameters: Iterable[tuple[str, Tensor]], world: Worl
     """
     own = parameter_checksum(named_parameters)
     gathered = world.gather(torch.tensor([_signed(value) for _, value in own.tensors], dtype=torch.int64))
-    rows = [tuple(int(value) for value in row.tolist()) for row in gathered]
+    rows = [tuple(integers(row)) for row in gathered]
     if len(set(rows)) == 1:
         return ReplicaReport(agree=True)
     majority, votes = Counter(rows).most_common(1)[0]

@@ -21,6 +21,7 @@ from trimtab_trainer.errors import WorldEnded
 from trimtab_trainer.execution import DirectiveExecutor
 from trimtab_trainer.replicas import compare_replicas
 from trimtab_trainer.runtime import Runtime
+from trimtab_trainer.tensors import floats
 
 
 class Gate(Enum):
@@ -88,7 +89,8 @@ class Session:
         if over:
             raise WorldEnded.superseded()
         self._terminating = bool(terminating)
-        self._pending = self._runtime.receive(accepted, letter)
+        # A step may pass here twice: what the first pass received must not get lost.
+        self._pending = self._runtime.receive(accepted, letter) or self._pending
         if nonfinite:
             self._bad = "; ".join(
                 f"rank {rank}: {name}" for rank, name in enumerate(self._world.gather_text(bad or "")) if name
@@ -188,4 +190,4 @@ class Session:
 
 
 def _packed(value: Tensor) -> Vector:
-    return Vector.pack(tuple(value.shape), value.float().flatten().tolist())
+    return Vector.pack(tuple(value.shape), floats(value.float()))

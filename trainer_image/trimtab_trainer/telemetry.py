@@ -113,7 +113,7 @@ class Reporter:
         self._outbox = outbox
         self._vitals = vitals
         self._clock = clock
-        self._recent: deque[CheckpointReference] = deque(maxlen=RECENT_SAVED)
+        self._recent: tuple[CheckpointReference, ...] = ()
         self._state: Ack | None = None
 
     def record(self, record: MetricRecord) -> None:
@@ -131,7 +131,7 @@ class Reporter:
 
     def saved(self, checkpoint: CheckpointReference) -> None:
         """Repeat a saved checkpoint with every following ack."""
-        self._recent.append(checkpoint)
+        self._recent = (*self._recent, checkpoint)[-RECENT_SAVED:]
 
     def repetition(self) -> bytes | None:
         """The state as it is now, None before the first one."""
@@ -144,6 +144,6 @@ class Reporter:
             step=self._vitals.step,
             progress=self._vitals.progress,
             time=self._clock(),
-            recent=tuple(self._recent),
+            recent=self._recent,
             detail=ack.detail or (f"{dropped} records were dropped while Redis was away" if dropped else ""),
         )

@@ -1,10 +1,11 @@
 """Typed doors to the parts of PyTorch that its type stubs leave open."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 
 def frobenius_norms(matrices: Tensor) -> Tensor:
@@ -40,6 +41,26 @@ def transposed(matrices: Tensor) -> Tensor:
 def integers(tensor: Tensor) -> list[int]:
     """Return the elements of a one-dimensional integer tensor."""
     return [int(element.item()) for element in tensor]
+
+
+def floats(tensor: Tensor) -> list[float]:
+    """Return all elements of `tensor` in row-major order."""
+    return cast("list[float]", tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def backpropagate(loss: Tensor) -> None:
+    """Add the gradient of `loss` to every parameter's `grad`."""
+    loss.backward()  # pyright: ignore[reportUnknownMemberType]
+
+
+def change_next_gradient(parameter: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+    """Pass the next gradient of `parameter` through `change`, once."""
+
+    def changed_once(gradient: Tensor) -> Tensor:
+        handle.remove()
+        return change(gradient)
+
+    handle = cast("RemovableHandle", parameter.register_hook(changed_once))  # pyright: ignore[reportUnknownMemberType]
 
 
 def first_index(mask: Tensor) -> tuple[int, ...] | None:

@@ -1,6 +1,6 @@
 """The metrics bus: the only module of the trainer that speaks Redis."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, cast
@@ -92,7 +92,7 @@ class Bus:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translated() -> Generator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
