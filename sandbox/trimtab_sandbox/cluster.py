@@ -29,12 +29,13 @@ from trimtab_sandbox.build import Binaries, ensure_binaries
 from trimtab_sandbox.commands import Progress, wait_until
 from trimtab_sandbox.credentials import Credentials, ensure_credentials
 from trimtab_sandbox.environment import environment
-from trimtab_sandbox.errors import SandboxDownError, UnknownProcessError
+from trimtab_sandbox.errors import SandboxDownError, SandboxHeldError, UnknownProcessError
 from trimtab_sandbox.kubeconfig import API_SERVER, Kubectl, write_kubeconfigs
 from trimtab_sandbox.processes import Component, ManagedProcess, read_records, spawn
 from trimtab_sandbox.settings import (
     API_PORT,
     BRIDGE_ADDRESS,
+    HOME_VARIABLE,
     NODE_NAME,
     SYSTEM_NAMESPACE,
     Layout,
@@ -158,7 +159,7 @@ class _Start:
         """Write every file that the processes read."""
         layout = self.layout
         layout.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        layout.options.write_bytes(msgspec.json.encode({key: str(value) for key, value in vars(self.options).items()}))
+        layout.mounts.write_bytes(msgspec.json.encode(containerd.mount_sources(self.options)))
         network.create_bridge(layout)
         if not layout.pki.exists():
             certificates.write_pki(layout.pki)
@@ -223,7 +224,9 @@ def up(options: Options | None = None, progress: Progress = _silent) -> SandboxI
         ownership.refuse_second(options.home)
         layout = Layout(options.home)
         running = [managed.name for managed in read_records(layout.processes).values() if managed.is_running()]
-        if not running:
+        if running:
+            _refuse_other_mounts(layout, options)
+        else:
             for home in dict.fromkeys((ownership.holder() or options.home, options.home)):
                 if _clean(Layout(home)):
                     progress("cleared what an earlier sandbox left")
@@ -238,6 +241,17 @@ def up(options: Options | None = None, progress: Progress = _silent) -> SandboxI
     return SandboxInfo(options.home, layout.kubeconfig(), environment(options.home), start.started, seconds)
 
 
+def _refuse_other_mounts(layout: Layout, options: Options) -> None:
+    mounted = msgspec.json.decode(layout.mounts.read_bytes(), type=tuple[str, ...]) if layout.mounts.exists() else ()
+    wanted = containerd.mount_sources(options)
+    if mounted != wanted:
+        raise SandboxHeldError(
+            f"The running sandbox shows pods {', '.join(mounted) or 'only their own images'} by default, and what is "
+            f"asked for is {', '.join(wanted) or 'only their own images'}. Take it down with "
+            f"`{HOME_VARIABLE}={layout.home} python -m trimtab_sandbox down` first."
+        )
+
+
 def _any_frozen(layout: Layout) -> bool:
     return any(managed.is_frozen() for managed in read_records(layout.processes).values())
 
@@ -249,7 +263,7 @@ def _stop(processes: Sequence[ManagedProcess]) -> None:
 
 def _clean(layout: Layout) -> bool:
     """Remove everything that a sandbox without living processes left; False when there was nothing."""
-    if not layout.processes.exists():
+    if not layout.processes.exists() and not network.bridge_exists():
         return False
     leftovers.kill_containers(layout)
     leftovers.unmount_all(layout)
@@ -273,6 +287,7 @@ def down(home: Path | None = None, progress: Progress = _silent, *, keep_data: b
     packages.check_machine()
     layout = Layout(home or default_home())
     with ownership.exclusive(progress):
+        ownership.refuse_second(layout.home)
         if not layout.home.exists():
             progress("there is no sandbox")
             return

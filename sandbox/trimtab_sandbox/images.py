@@ -67,7 +67,7 @@ def busybox_image() -> Image:
 def development_image() -> Image:
     """Directories and links only: what runs in it comes from the mounts of the ``mounted`` runtime."""
     users = f"root:x:0:0:root:/root:/bin/sh\nnonroot:x:{NONROOT}:{NONROOT}:nonroot:/home/nonroot:/bin/sh\n"
-    search_path = f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    search_path = f"{Path(sys.prefix).resolve() / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return Image(
         name=DEVELOPMENT_IMAGE,
         directories={

@@ -109,9 +109,9 @@ class Layout:
         return self.home / "credentials.json"
 
     @property
-    def options(self) -> Path:
-        """The options of the last ``up``."""
-        return self.home / "options.json"
+    def mounts(self) -> Path:
+        """What of this machine the last ``up`` shows to every pod."""
+        return self.home / "mounts.json"
 
     def kubeconfig(self, name: str = "admin") -> Path:
         """The kubeconfig of one identity."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import stat
 import tarfile
 import tomllib
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from trimtab_sandbox import containerd, kubelet, manifests, redis_server, s3_server
+from trimtab_sandbox import containerd, kubelet, manifests, network, redis_server, s3_server
 from trimtab_sandbox.build import module_digest
 from trimtab_sandbox.certificates import CLIENTS, SUBJECTS, write_pki
 from trimtab_sandbox.credentials import Credentials, ensure_credentials, read_credentials
 from trimtab_sandbox.environment import environment
-from trimtab_sandbox.errors import SandboxDownError, SandboxHeldError
+from trimtab_sandbox.errors import SandboxDownError, SandboxHeldError, UnsupportedMachineError
 from trimtab_sandbox.images import development_image, render_archive
 from trimtab_sandbox.kubeconfig import write_kubeconfigs
 from trimtab_sandbox.ownership import claim, refuse_second
@@ -181,3 +182,10 @@ def test_the_cache_key_follows_the_modules_content(tmp_path: Path) -> None:
     assert module_digest(tmp_path) == module_digest(module)
     (tmp_path / "main.go").write_text("package main\n")
     assert module_digest(tmp_path) != module_digest(module)
+
+
+def test_every_address_in_use_is_named_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = [first.getsockname()[1], second.getsockname()[1]]
+        with pytest.raises(UnsupportedMachineError, match=rf"port {ports[0]} on 127.0.0.1; port {ports[1]} on"):
+            network.check_free(("127.0.0.1", port) for port in ports)
