@@ -3,5 +3,15 @@
 from object_store_fixture import object_store
 from redis_fixture import redis_server
 from sandbox_fixture import cluster, pytest_collection_modifyitems, replaced_sandbox, sandbox
+from training_jobs import namespace, operator
 
-__all__ = ["cluster", "object_store", "pytest_collection_modifyitems", "redis_server", "replaced_sandbox", "sandbox"]
+__all__ = [
+    "cluster",
+    "namespace",
+    "object_store",
+    "operator",
+    "pytest_collection_modifyitems",
+    "redis_server",
+    "replaced_sandbox",
+    "sandbox",
+]
