@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from trimtab_sandbox import (
     certificates,
     containerd,
@@ -159,7 +157,7 @@ class _Start:
         """Write every file that the processes read."""
         layout = self.layout
         layout.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        layout.mounts.write_bytes(msgspec.json.encode(containerd.mount_sources(self.options)))
+        layout.shown_tree.write_text(_shown_tree(self.options))
         network.create_bridge(layout)
         if not layout.pki.exists():
             certificates.write_pki(layout.pki)
@@ -225,7 +223,7 @@ def up(options: Options | None = None, progress: Progress = _silent) -> SandboxI
         layout = Layout(options.home)
         running = [managed.name for managed in read_records(layout.processes).values() if managed.is_running()]
         if running:
-            _refuse_other_mounts(layout, options)
+            _refuse_other_tree(layout, options)
         else:
             for home in dict.fromkeys((ownership.holder() or options.home, options.home)):
                 if _clean(Layout(home)):
@@ -241,13 +239,17 @@ def up(options: Options | None = None, progress: Progress = _silent) -> SandboxI
     return SandboxInfo(options.home, layout.kubeconfig(), environment(options.home), start.started, seconds)
 
 
-def _refuse_other_mounts(layout: Layout, options: Options) -> None:
-    mounted = msgspec.json.decode(layout.mounts.read_bytes(), type=tuple[str, ...]) if layout.mounts.exists() else ()
-    wanted = containerd.mount_sources(options)
-    if mounted != wanted:
+def _shown_tree(options: Options) -> str:
+    return str(options.repository) if options.mounted else ""
+
+
+def _refuse_other_tree(layout: Layout, options: Options) -> None:
+    # Adopting it would test another working tree's code in silence.
+    shown, wanted = layout.shown_tree.read_text(), _shown_tree(options)
+    if shown != wanted:
         raise SandboxHeldError(
-            f"The running sandbox shows pods {', '.join(mounted) or 'only their own images'} by default, and what is "
-            f"asked for is {', '.join(wanted) or 'only their own images'}. Take it down with "
+            f"The running sandbox shows pods {shown or 'no working tree'}, and what is asked for is "
+            f"{wanted or 'no working tree'}. Take it down with "
             f"`{HOME_VARIABLE}={layout.home} python -m trimtab_sandbox down` first."
         )
 

@@ -34,12 +34,6 @@ def development_mounts(repository: Path) -> list[dict[str, object]]:
     ]
 
 
-def mount_sources(options: Options) -> tuple[str, ...]:
-    """What of this machine every pod sees by default; nothing when ``plain`` is the default runtime."""
-    mounts = development_mounts(options.repository) if options.mounted else []
-    return tuple(str(mount["source"]) for mount in mounts)
-
-
 def render_base_specification(default: str, mounts: Sequence[dict[str, object]]) -> str:
     """containerd's default OCI specification (as ``ctr oci spec`` prints it) with mounts added."""
     specification: dict[str, Any] = json.loads(default)

@@ -109,9 +109,9 @@ class Layout:
         return self.home / "credentials.json"
 
     @property
-    def mounts(self) -> Path:
-        """What of this machine the last ``up`` shows to every pod."""
-        return self.home / "mounts.json"
+    def shown_tree(self) -> Path:
+        """Names the working tree that pods see; empty when they see none."""
+        return self.home / "shown-tree"
 
     def kubeconfig(self, name: str = "admin") -> Path:
         """The kubeconfig of one identity."""
