@@ -111,13 +111,13 @@ class _Bucket:
         arguments = {"Bucket": self.name, "Key": key, "Body": body, "IfNoneMatch": "*"}
         await self._in_thread("PutObject", key, lambda client: client.put_object(**arguments))
 
-    async def get(self, key: str, limit: int | None = None) -> bytes:
+    async def get(self, key: str, limit: int | None = None, *, again: bool = True) -> bytes:
         def read(client: Any) -> bytes | None:
             answer = client.get_object(Bucket=self.name, Key=key)
             with closing(answer["Body"]) as body:
                 return None if limit is not None and answer["ContentLength"] > limit else body.read()
 
-        found = await self._read("GetObject", key, read)
+        found = await (self._read if again else self._in_thread)("GetObject", key, read)
         if found is None:
             message = f"{self.name}/{key} is larger than the {limit} bytes expected of it"
             raise StoreRefused(message)
@@ -250,9 +250,9 @@ class S3JournalStore:
             except _WriteRace:
                 await asyncio.sleep(0.05 * 2**attempt)
             except StoreUnavailable:
-                # The reply is lost, not necessarily the write.
+                # The reply is lost, not necessarily the write. One look only: the server is likely still away.
                 try:
-                    return await self._compare(key, body)
+                    return await self._compare(key, body, again=False)
                 except NotFound:
                     pass
                 raise
@@ -261,8 +261,8 @@ class S3JournalStore:
         message = f"{key}: other writers keep S3 from deciding who is first"
         raise StoreUnavailable(message)
 
-    async def _compare(self, key: str, body: bytes) -> Appended:
-        return Appended.SAME if await self._bucket.get(key) == body else Appended.OTHER
+    async def _compare(self, key: str, body: bytes, *, again: bool = True) -> Appended:
+        return Appended.SAME if await self._bucket.get(key, again=again) == body else Appended.OTHER
 
     async def _probe_second_write(self, key: str) -> None:
         if await self._write(key, b"first") is not Appended.WON:
