@@ -12,6 +12,7 @@ from trimtab_trainer.checkpointing.events import (
     VerifyFailed,
 )
 from trimtab_trainer.checkpointing.reasons import RestoreFailure, SaveRefusal
+from trimtab_trainer.checkpointing.saving import Trigger
 from trimtab_trainer.checkpointing.state import CountingOptimizer, TrainingState
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "SaveRefused",
     "Saved",
     "TrainingState",
+    "Trigger",
     "VerificationAbandoned",
     "Verified",
     "VerifyFailed",

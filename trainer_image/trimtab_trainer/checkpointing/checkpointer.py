@@ -172,7 +172,10 @@ class Checkpointer:
         return found
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until no save is pending; returns whether the last one and all before it still on their way are durable."""
+        """Wait until no save is pending.
+
+        Returns whether the last one, and those before it that were still on their way then, are durable.
+        """
         deadline = time.monotonic() + timeout_seconds
         jobs, self._jobs = self._jobs, []
         for job in jobs:

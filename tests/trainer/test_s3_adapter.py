@@ -1,0 +1,96 @@
+"""Every answer of an S3 server becomes one of the trainer's own errors, and says what to do."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from object_store_fixture import ADMIN, READER, Credentials, ObjectStoreServer
+from trimtab_trainer.adapters.s3 import ObjectStore, StoreTimeouts
+from trimtab_trainer.errors import ObjectMissing, StoreRefused, StoreUnavailable
+
+
+@pytest.fixture(scope="module")
+def bucket(object_store: ObjectStoreServer) -> str:
+    return object_store.new_bucket()
+
+
+def opened(server: ObjectStoreServer, bucket: str, credentials: Credentials = ADMIN) -> ObjectStore:
+    return ObjectStore(
+        bucket,
+        endpoint=server.endpoint,
+        access_key=credentials.access_key,
+        secret_key=credentials.secret_key,
+        timeouts=StoreTimeouts(connect_seconds=1, read_seconds=1, attempts=2),
+    )
+
+
+def test_bytes_and_files_come_back_as_they_were(object_store: ObjectStoreServer, bucket: str, tmp_path: Path) -> None:
+    store = opened(object_store, bucket)
+    large = tmp_path / "large"
+    large.write_bytes(hashlib.shake_256(b"content").digest(9 * 1024 * 1024))
+    store.put("come/back/small", b"small")
+    store.put("come/back/large", large)
+    store.get_to("come/back/large", tmp_path / "copy")
+    assert store.get("come/back/small") == b"small"
+    assert (tmp_path / "copy").read_bytes() == large.read_bytes()
+    assert store.list("come/back/") == {"come/back/large": large.stat().st_size, "come/back/small": 5}
+
+
+def test_a_listing_goes_on_beyond_one_page(object_store: ObjectStoreServer, bucket: str) -> None:
+    store = opened(object_store, bucket)
+    expected = [f"pages/{number:04d}" for number in range(1001)]
+    for key in expected:
+        store.put(key, b"")
+    assert list(store.list("pages/")) == expected
+
+
+def test_an_absent_object_is_told_from_an_absent_bucket(object_store: ObjectStoreServer, bucket: str) -> None:
+    store = opened(object_store, bucket)
+    assert not store.exists("absent")
+    with pytest.raises(ObjectMissing, match="absent"):
+        store.get("absent")
+    with pytest.raises(StoreRefused, match=r"^checkpoint\.uri: there is no bucket 'no-such-bucket'"):
+        opened(object_store, "no-such-bucket").get("absent")
+
+
+@pytest.mark.parametrize("credentials", [Credentials("admin-access", "wrong"), Credentials("unknown", "x"), READER])
+def test_a_refusal_names_the_setting_and_never_the_secret(
+    object_store: ObjectStoreServer, bucket: str, credentials: Credentials
+) -> None:
+    with pytest.raises(StoreRefused, match=r"^checkpoint\.uri: .*credentials") as caught:
+        opened(object_store, bucket, credentials).put("key", b"body")
+    assert f" {credentials.secret_key} " not in f" {caught.value} "
+
+
+def test_a_server_that_does_not_answer_is_unavailable(object_store: ObjectStoreServer, bucket: str) -> None:
+    store = opened(object_store, bucket)
+    store.put("key", b"body")
+    object_store.freeze()
+    try:
+        with pytest.raises(StoreUnavailable, match="key"):
+            store.get("key")
+    finally:
+        object_store.thaw()
+    assert store.get("key") == b"body"
+
+
+def test_a_port_where_nobody_listens_is_unavailable() -> None:
+    store = ObjectStore(
+        "bucket",
+        endpoint="http://127.0.0.1:9",
+        access_key="a",
+        secret_key="b",
+        timeouts=StoreTimeouts(connect_seconds=1, read_seconds=1, attempts=1),
+    )
+    with pytest.raises(StoreUnavailable, match="EndpointConnectionError"):
+        store.exists("key")
+
+
+def test_missing_credentials_are_a_refusal_that_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    with pytest.raises(StoreRefused, match="AWS_ACCESS_KEY_ID"):
+        ObjectStore("bucket", endpoint="http://127.0.0.1:9").get("key")
