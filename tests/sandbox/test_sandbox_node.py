@@ -48,13 +48,14 @@ print("s3", store.get_object(Bucket="trimtab-audit", Key="sandbox-test")["Body"]
 store.delete_object(Bucket="trimtab-audit", Key="sandbox-test")
 """
 
-OUTSIDE = """
+OUT_OF_REACH = """
 import socket
-try:
-    socket.create_connection(("192.0.2.1", 80), timeout=5)
-    print("reached")
-except OSError as error:
-    print(type(error).__name__)
+for address in (("192.0.2.1", 80), ("10.244.0.1", 18333)):
+    try:
+        socket.create_connection(address, timeout=5)
+        print("reached", address)
+    except OSError as error:
+        print(type(error).__name__)
 """
 
 
@@ -118,8 +119,9 @@ def test_redis_and_s3_answer_a_pod_under_their_cluster_names(cluster: Cluster) -
     assert in_system.run_to_end(pod).splitlines() == ["redis True 1", "s3 journal"]
 
 
-def test_a_pod_reaches_nothing_outside_the_machine(cluster: Cluster) -> None:
-    assert cluster.run_to_end(_python_pod("sandbox-outside", OUTSIDE)).strip() == "ConnectionRefusedError"
+def test_a_pod_reaches_neither_the_outside_nor_the_s3_servers_inner_door(cluster: Cluster) -> None:
+    lines = cluster.run_to_end(_python_pod("sandbox-outside", OUT_OF_REACH)).split()
+    assert lines == ["ConnectionRefusedError", "ConnectionRefusedError"]
 
 
 def test_the_plain_runtime_hides_nothing_of_an_image(cluster: Cluster) -> None:
