@@ -163,7 +163,8 @@ class Session:
             raise WorldEnded(Reason.STUCK_NON_FINITE, f"{self._state.withheld_in_a_row} steps in a row: {self._bad}")
         training = not self._state.self_held
         if self._pending is not None:
-            training = self._executor.obey(self._pending)
+            directive, self._pending = self._pending, None
+            training = self._executor.obey(directive)
         elif self._state.self_held:
             self._executor.hold_by_itself(self._bad)
         if not training:
