@@ -1,0 +1,1 @@
+"""`trimtab …` and `kubectl trimtab …`: what people type."""

@@ -1,0 +1,129 @@
+"""Plain JSON requests to the Kubernetes API server, with translated errors."""
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException, OpenApiException
+from kubernetes.config.config_exception import ConfigException
+from trimtab_operator.resources import API_VERSION
+from urllib3.exceptions import HTTPError
+
+from trimtab_cli.errors import CliError, NotAllowed, NotFound, Unreachable
+
+TIMEOUT_SECONDS = (3.0, 10.0)
+"""To connect, and to wait for an answer."""
+
+KubernetesObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChoice:
+    """Which cluster and namespace a command speaks to; None means what the kubeconfig says."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+
+    def arguments(self) -> tuple[str, ...]:
+        """The same choice as arguments of kubectl."""
+        given = {"--kubeconfig": self.kubeconfig, "--context": self.context, "--namespace": self.namespace}
+        return tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+
+
+class Kubernetes:
+    """One API server."""
+
+    def __init__(self, choice: ClusterChoice) -> None:
+        """Read the kubeconfig and send nothing; raises NotFound when there is none or it lacks the context."""
+        self._choice = choice
+        configuration = client.Configuration()
+        file = str(choice.kubeconfig) if choice.kubeconfig else None
+        try:
+            contexts, active = cast("Any", config).list_kube_config_contexts(config_file=file)
+            cast("Any", config).load_kube_config(
+                config_file=file, context=choice.context, client_configuration=configuration, persist_config=False
+            )
+        except (ConfigException, OSError) as error:
+            wanted = choice.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            text = " ".join(str(error).split()) or "it cannot be read"
+            raise NotFound(f"The kubeconfig {wanted} does not lead to a cluster: {text}") from error
+        chosen = next((one for one in contexts if one["name"] == choice.context), active)
+        self.namespace: str = choice.namespace or chosen["context"].get("namespace") or "default"
+        self.server = str(configuration.host)
+        configuration.retries = cast("Any", False)
+        self._client = client.ApiClient(configuration)
+
+    def resource(self, plural: str, name: str) -> KubernetesObject:
+        """One custom resource of the chosen namespace; raises NotFound."""
+        return self.get(f"/apis/{API_VERSION}/namespaces/{self.namespace}/{plural}/{name}")
+
+    def resources(self, plural: str, *, everywhere: bool = False) -> list[KubernetesObject]:
+        """All custom resources of a kind, of the chosen namespace or of all."""
+        scope = "" if everywhere else f"/namespaces/{self.namespace}"
+        return self.get(f"/apis/{API_VERSION}{scope}/{plural}")["items"]
+
+    def events(self, involved_name: str, involved_uid: str) -> list[KubernetesObject]:
+        """The Events about one object, oldest first."""
+        selector = f"involvedObject.name={involved_name},involvedObject.uid={involved_uid}"
+        found = self.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector)["items"]
+        return sorted(found, key=lambda event: str(event.get("firstTimestamp") or event.get("eventTime") or ""))
+
+    def secret(self, namespace: str, name: str) -> dict[str, str]:
+        """The decoded data of a Secret; raises NotFound, NotAllowed."""
+        body = self.get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
+        data: Mapping[str, str] = body.get("data") or {}
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+    def get(self, path: str, **query: str) -> KubernetesObject:
+        """GET a path of the API server."""
+        return self._request("GET", path, query)
+
+    def delete(self, path: str) -> KubernetesObject:
+        """DELETE an object, its dependents in the background."""
+        return self._request("DELETE", path, {"propagationPolicy": "Background"})
+
+    def _request(self, method: str, path: str, query: Mapping[str, str]) -> KubernetesObject:
+        try:
+            response = cast("Any", self._client).call_api(
+                path,
+                method,
+                query_params=list(query.items()),
+                header_params={"Accept": "application/json"},
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=TIMEOUT_SECONDS,
+            )
+            return json.loads(response.data)
+        except ApiException as error:
+            raise self._translated(error, path) from error
+        except (HTTPError, OpenApiException, OSError, ValueError) as error:
+            raise Unreachable(
+                f"The API server {self.server} does not answer ({type(error).__name__}): "
+                "is the cluster up, and is this the right context?"
+            ) from error
+
+    def _translated(self, error: ApiException, path: str) -> CliError:
+        status = cast("Any", error).status
+        said = _message_of(cast("Any", error).body) or str(cast("Any", error).reason)
+        if status == 404 and said.startswith(("404 page", "the server could not find")):
+            return NotFound("The cluster does not know Trimtab's resources: install the chart first.")
+        if status == 404:
+            return NotFound(f"{said[:1].upper()}{said[1:]} in namespace {self.namespace}.")
+        if status in {401, 403}:
+            return NotAllowed(f"The API server refuses: {said}")
+        return Unreachable(f"The API server {self.server} answered {status} to {path}: {said}")
+
+
+def _message_of(body: object) -> str:
+    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
+    try:
+        return str(json.loads(text).get("message", ""))
+    except (ValueError, AttributeError):
+        return text.strip()

@@ -1,0 +1,100 @@
+"""Reading one S3 bucket."""
+
+import hashlib
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from boto3.session import Session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from trimtab_cli.errors import NotAllowed, NotFound, Unreachable
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAddress:
+    """A bucket, the way to it and who asks. An empty endpoint means AWS; empty keys mean boto3's own search."""
+
+    bucket: str
+    endpoint: str = ""
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
+    region: str = "us-east-1"
+
+
+class ObjectStore:
+    """Reads objects; errors name the bucket and what to do."""
+
+    def __init__(self, address: BucketAddress) -> None:
+        self.address = address
+        self._client: Any = cast("Any", Session()).client(
+            "s3",
+            endpoint_url=address.endpoint or None,
+            region_name=address.region,
+            aws_access_key_id=address.access_key or None,
+            aws_secret_access_key=address.secret_key or None,
+            config=Config(
+                connect_timeout=3, read_timeout=30, retries={"total_max_attempts": 3}, s3={"addressing_style": "path"}
+            ),
+        )
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Size in bytes by key of every object under a prefix, in key order."""
+        found: dict[str, int] = {}
+        with self._translated(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.address.bucket, Prefix=prefix)
+            for page in pages:
+                found.update({item["Key"]: int(item["Size"]) for item in page.get("Contents", ())})
+        return dict(sorted(found.items()))
+
+    def folders(self, prefix: str) -> tuple[str, ...]:
+        """The names one level below a prefix that ends with a slash."""
+        names: list[str] = []
+        with self._translated(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.address.bucket, Prefix=prefix, Delimiter="/"
+            )
+            for page in pages:
+                names += [item["Prefix"].removeprefix(prefix).rstrip("/") for item in page.get("CommonPrefixes", ())]
+        return tuple(names)
+
+    def get(self, key: str) -> bytes:
+        """The bytes of an object; raises NotFound."""
+        with (
+            self._translated(key),
+            closing(self._client.get_object(Bucket=self.address.bucket, Key=key)["Body"]) as body,
+        ):
+            return body.read()
+
+    def sha256(self, key: str) -> tuple[str, int]:
+        """SHA-256 and size of an object, read in pieces; raises NotFound."""
+        digest, size = hashlib.sha256(), 0
+        with (
+            self._translated(key),
+            closing(self._client.get_object(Bucket=self.address.bucket, Key=key)["Body"]) as body,
+        ):
+            for chunk in body.iter_chunks(CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+        return digest.hexdigest(), size
+
+    @contextmanager
+    def _translated(self, key: str) -> Generator[None]:
+        where = f"{self.address.endpoint or 'AWS S3'}, bucket {self.address.bucket}"
+        try:
+            yield
+        except ClientError as error:
+            code = str(cast("Any", error).response.get("Error", {}).get("Code", "unknown"))
+            if code in {"NoSuchKey", "404", "NotFound"}:
+                raise NotFound(f"{key} does not exist ({where}).") from error
+            if code == "NoSuchBucket":
+                raise NotFound(f"The bucket {self.address.bucket} does not exist at {where}.") from error
+            raise NotAllowed(f"{where} refuses {key} ({code}): are these the right credentials?") from error
+        except (BotoCoreError, HTTPError, OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise Unreachable(f"{where} does not answer: {reason}") from error

@@ -1,0 +1,96 @@
+"""The checkpoints of a run as its journal knows them. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from trimtab_contract.journal import JournalRecord
+from trimtab_contract.keys import MANIFEST_NAME
+from trimtab_operator.incidents import Candidate
+from trimtab_operator.run_state import JournalAction
+
+from trimtab_cli.job_view import age
+from trimtab_cli.trail import Trail
+
+CHECKPOINT_COLUMNS = ("Step", "Attempt", "State", "Size", "Age", "Evidence", "In the last rollback")
+
+_STATES = frozenset(
+    {JournalAction.COMMITTED, JournalAction.VERIFIED, JournalAction.CERTIFIED, JournalAction.QUARANTINED}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One checkpoint. `size` is in bytes, `known_since` the time of its first record, `evidence` why it has its state.
+
+    `chosen` says whether the newest rollback went to it, `why` the reason; None and empty when it was not considered.
+    """
+
+    step: int
+    attempt: int
+    state: str
+    key: str
+    sha256: str
+    size: int
+    known_since: str
+    surviving: bool
+    evidence: str
+    chosen: bool | None
+    why: str
+
+
+def checkpoint_rows(trail: Trail, size_of: Callable[[str], int]) -> tuple[CheckpointRow, ...]:
+    """Every checkpoint, oldest step first; `size_of` gives the bytes under a checkpoint's prefix."""
+    since = _known_since(trail.counted)
+    considered = _considered(trail.counted)
+    rows: list[CheckpointRow] = []
+    for one in trail.state.checkpoints:
+        candidate = considered.get((one.reference.step, one.attempt))
+        rows.append(
+            CheckpointRow(
+                step=one.reference.step,
+                attempt=one.attempt,
+                state=one.state.value,
+                key=one.reference.key,
+                sha256=one.reference.sha256,
+                size=size_of(one.reference.key.removesuffix(MANIFEST_NAME)),
+                known_since=since[one.reference.key],
+                surviving=trail.state.surviving(one),
+                evidence=one.why,
+                chosen=candidate.chosen if candidate else None,
+                why=candidate.why if candidate else "",
+            )
+        )
+    return tuple(rows)
+
+
+def table_row(row: CheckpointRow, now: float) -> tuple[str, ...]:
+    """One row under `CHECKPOINT_COLUMNS`."""
+    verdict = "" if row.chosen is None else f"chosen: {row.why}" if row.chosen else row.why
+    abandoned = "" if row.surviving else " (abandoned)"
+    return (
+        str(row.step),
+        f"{row.attempt}{abandoned}",
+        row.state,
+        f"{row.size / 1e6:.1f} MB",
+        age(row.known_since, now),
+        row.evidence,
+        verdict,
+    )
+
+
+def _known_since(records: tuple[JournalRecord, ...]) -> dict[str, str]:
+    since: dict[str, str] = {}
+    for record in records:
+        if record.action in _STATES and record.after:
+            since.setdefault(str(record.after["checkpoint"]["key"]), record.time)
+    return since
+
+
+def _considered(records: tuple[JournalRecord, ...]) -> dict[tuple[int, int], Candidate]:
+    """What the newest selection thought of each checkpoint, by step and attempt."""
+    for record in reversed(records):
+        if record.action == JournalAction.TARGET_SELECTED and record.reason:
+            candidates = msgspec.convert(record.reason.get("candidates") or (), type=tuple[Candidate, ...])
+            return {(one.step, one.attempt): one for one in candidates}
+    return {}

@@ -1,0 +1,99 @@
+"""A trail in plain words: one line a record, and an incident as a story. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trimtab_contract.journal import JournalRecord, Phase
+from trimtab_operator.incidents import Incident
+from trimtab_operator.run_state import JournalAction
+from trimtab_operator.story import sentence
+
+
+def record_line(record: JournalRecord) -> str:
+    """One record: number, time of day, what it is and what it says."""
+    phase = f" {record.phase.lower()}" if record.phase else ""
+    return f"{record.seq:>5}  {record.time[:19].replace('T', ' ')}  {record.action + phase:<22}  {words(record)}"
+
+
+def words(record: JournalRecord) -> str:
+    """What one record says."""
+    if record.phase is Phase.RESULT:
+        return f"done: {record.outcome}" if not record.error else f"failed: {record.error}"
+    after = record.after or {}
+    action = JournalAction(record.action) if record.action in set(JournalAction) else None
+    if action is JournalAction.TAKEOVER:
+        return f"operator {record.actor.pod} leads this run as epoch {record.actor.epoch}"
+    told = sentence(record) if action is not None else record.action
+    if action is JournalAction.INCIDENT_CLOSED and record.outcome:
+        return f"{record.outcome}: {told}"
+    directive: Mapping[str, Any] | None = after.get("directive")
+    if directive is None:
+        return told
+    order = _directive_words(directive)
+    return order if told == record.action else f"{told} ({order})"
+
+
+def _directive_words(directive: Mapping[str, Any]) -> str:
+    parts = [f"{directive['action']}, attempt {directive['attempt']} of world {directive['world']}"]
+    if directive.get("restore"):
+        parts.append(f"from step {directive['restore']['step']}")
+    if directive.get("skip"):
+        parts.append("skipping " + ", ".join(f"{first}-{last}" for first, last in directive["skip"]))
+    if directive.get("diagnose"):
+        first, last = directive["diagnose"]["windows"]
+        parts.append(f"measuring windows {first} to {last}")
+    return "; ".join(parts)
+
+
+def incident_story(records: Iterable[JournalRecord], incident: Incident) -> tuple[str, ...]:
+    """An incident from the rule that fired to its outcome, one sentence each."""
+    latch = incident.latch
+    first, last = latch.flagged
+    policy = f"{latch.policy.name} generation {latch.policy.generation}"
+    lines = [
+        f"Rule {latch.rule} of policy {policy} fired at step {latch.fired_step}: {latch.message}.",
+        f"The first bad step was {latch.first_bad_step}; windows {first} to {last} were flagged.",
+    ]
+    for record in records:
+        if record.incident == incident.name and record.phase is not Phase.RESULT:
+            lines += _told(record)
+    return tuple(lines)
+
+
+def _told(record: JournalRecord) -> list[str]:
+    reason = record.reason or {}
+    match record.action:
+        case JournalAction.HELD:
+            return [f"{_sentence(words(record))}"]
+        case JournalAction.DIAGNOSED:
+            return [f"Finding: {words(record)}."]
+        case JournalAction.TARGET_SELECTED:
+            return [f"Checkpoint chosen: {reason.get('message')}.", *_passed_over(reason.get("candidates") or ())]
+        case JournalAction.RESTORED | JournalAction.RESTORE_FAILED | JournalAction.RELAPSED | JournalAction.NEEDS_HUMAN:
+            return [_sentence(words(record))]
+        case JournalAction.EXTENT_FOUND:
+            skip: Mapping[str, Any] = (record.after or {}).get("skip") or {}
+            return [
+                _sentence(
+                    f"windows {skip.get('first')} to {skip.get('last')} are skipped; "
+                    f"{skip.get('bad')} of them were measured as bad: {reason.get('message')}"
+                )
+            ]
+        case JournalAction.INCIDENT_CLOSED:
+            return [f"The incident closed as {record.outcome}: {reason.get('message')}."]
+        case _:
+            return []
+
+
+def _passed_over(candidates: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why the newer ones were not chosen; the older ones need no reason."""
+    newer: list[str] = []
+    for candidate in candidates:
+        if candidate["chosen"]:
+            break
+        newer.append(f"step {candidate['step']} ({candidate['state']}): {candidate['why']}")
+    return [f"Passed over: {'; '.join(newer)}."] if newer else []
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
