@@ -123,7 +123,10 @@ class LeaderLease:
             await self._write(current, self._epoch)
 
     async def release(self) -> None:
-        """Stop acting, then let a standby take over at once; when that fails the Lease runs out by itself."""
+        """Stop acting, then let a standby take over at once; when that fails the Lease runs out by itself.
+
+        End `keep` first: a renewal under way would take the Lease back.
+        """
         held, self._held = self._held, None
         if held is None:
             return
