@@ -6,6 +6,7 @@ the standard library's sources, shuffled once; `damage` overwrites a run of glob
 
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sysconfig
@@ -301,7 +302,7 @@ def install_chart(cluster: Cluster, **changes: Any) -> None:
         text=True,
         check=True,
         capture_output=True,
-        env=dict(cluster.environment),
+        env={**os.environ, **cluster.environment},
     )
     cluster.kubectl("-n", "trimtab-system", "rollout", "status", "deployment/trimtab", "--timeout=120s")
 
