@@ -67,9 +67,7 @@ def contender(store: UnreliableStore, namespace: str, holder: str, clock: Clock)
         "trimtab-operator",
         holder,
         duration_seconds=DURATION,
-        margin_seconds=MARGIN,
-        renew_seconds=0.01,
-        retry_seconds=0.01,
+        pause_seconds=0.01,
         clock=clock,
     )
 
@@ -98,6 +96,17 @@ async def test_the_first_contender_holds_and_shows_itself(
     assert not leader.valid()
     await leader.renew()
     assert leader.valid()
+
+
+@pytest.mark.parametrize("duration", [5, 6, DURATION, 300])
+async def test_a_leader_that_renews_in_time_is_valid_throughout(
+    store: UnreliableStore, namespace: str, duration: int
+) -> None:
+    clock = Clock()
+    leader = LeaderLease(store, namespace, "trimtab-operator", "one", duration_seconds=duration, clock=clock)
+    await leader.acquire()
+    clock.now += 2 * leader.renew_every
+    assert leader.valid(), "one renewal that fails must not stop the leader"
 
 
 async def test_a_standby_waits_while_the_leader_renews_and_takes_over_when_it_stops(

@@ -17,9 +17,11 @@ from trimtab_operator.adapters.ports import KubernetesObject
 from trimtab_operator.errors import Conflict, Fenced, TemporaryError
 
 DURATION_SECONDS = 15
-MARGIN_SECONDS = 4.0
-RENEW_SECONDS = 3.0
-RETRY_SECONDS = 2.0
+MARGIN = 4 / 15
+"""The part of the duration before its end in which a holder that could not renew does nothing any more."""
+RENEW = 1 / 5
+RETRY = 2 / 15
+"""Parts of the duration between two renewals and between two looks of a standby: a short Lease is renewed often."""
 
 _logger = logging.getLogger(__name__)
 
@@ -52,16 +54,18 @@ class LeaderLease:
         holder: str,
         *,
         duration_seconds: int = DURATION_SECONDS,
-        margin_seconds: float = MARGIN_SECONDS,
-        renew_seconds: float = RENEW_SECONDS,
-        retry_seconds: float = RETRY_SECONDS,
+        pause_seconds: float | None = None,
         clock: Callable[[], float] = elapsed_seconds,
     ) -> None:
-        """`holder` is the pod's name; a restarted container of the same pod is another contender."""
+        """`holder` is the pod's name; a restarted container of the same pod is another contender.
+
+        `pause_seconds` replaces the pauses between two renewals and two looks, which follow from the duration.
+        """
         self.identity = f"{holder}_{uuid.uuid4().hex}"
         self._store, self._namespace, self._name = store, namespace, name
-        self._duration, self._margin = duration_seconds, margin_seconds
-        self._renew_every, self._retry_every = renew_seconds, retry_seconds
+        self._duration, self._margin = duration_seconds, duration_seconds * MARGIN
+        self.renew_every = duration_seconds * RENEW if pause_seconds is None else pause_seconds
+        self._retry_every = duration_seconds * RETRY if pause_seconds is None else pause_seconds
         self._clock = clock
         self._held: KubernetesObject | None = None
         self._valid_until = 0.0
@@ -97,7 +101,7 @@ class LeaderLease:
     async def keep(self) -> None:
         """Renew for as long as the Lease is ours; raises Fenced when another has taken it."""
         while True:
-            await asyncio.sleep(self._renew_every)
+            await asyncio.sleep(self.renew_every)
             try:
                 await self.renew()
             except TemporaryError as error:
