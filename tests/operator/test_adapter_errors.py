@@ -16,10 +16,9 @@ import redis.exceptions
 import urllib3.exceptions
 from kubernetes.aio.config import ConfigException
 from trimtab_contract.keys import RunId
-from trimtab_operator.adapters import s3
 from trimtab_operator.adapters.api_server import ApiServer, Resource
+from trimtab_operator.adapters.bucket import Bucket, S3Credentials, S3Location
 from trimtab_operator.adapters.redis import RedisBus
-from trimtab_operator.adapters.s3 import S3Credentials, S3Location
 from trimtab_operator.errors import ClusterUnavailable, OperatorError, StoreRefused, StoreUnavailable, TemporaryError
 
 RUN = RunId("team", "job", "uid")
@@ -33,9 +32,9 @@ def descendants(module: ModuleType, root: type[Exception]) -> Iterator[type[Exce
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[s3._Bucket]:
+def bucket() -> Iterator[Bucket]:
     with ThreadPoolExecutor(1) as executor:
-        yield s3._Bucket(S3Location("bucket", "http://127.0.0.1:1"), S3Credentials("a", "b"), executor)
+        yield Bucket(S3Location("bucket", "http://127.0.0.1:1"), S3Credentials("a", "b"), executor)
 
 
 def instance(kind: type[Exception]) -> Exception:
@@ -74,9 +73,7 @@ async def test_whatever_redis_raises_is_temporary_and_quotes_nothing(
     ],
     ids=lambda kind: f"{kind.__module__}.{kind.__name__}",
 )
-async def test_whatever_the_s3_client_raises_is_unavailable_or_refused(
-    bucket: s3._Bucket, kind: type[Exception]
-) -> None:
+async def test_whatever_the_s3_client_raises_is_unavailable_or_refused(bucket: Bucket, kind: type[Exception]) -> None:
     def fails(_: Any) -> None:
         raise instance(kind)
 
@@ -100,7 +97,7 @@ async def test_whatever_the_s3_client_raises_is_unavailable_or_refused(
         (502, "", "StoreUnavailable"),
     ],
 )
-async def test_every_answer_of_s3_has_a_name(bucket: s3._Bucket, status: int, code: str, expected: str) -> None:
+async def test_every_answer_of_s3_has_a_name(bucket: Bucket, status: int, code: str, expected: str) -> None:
     response: Any = {
         "Error": {"Code": code, "Message": "hidden-word"},
         "ResponseMetadata": {"HTTPStatusCode": status},

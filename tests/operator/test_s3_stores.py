@@ -10,7 +10,7 @@ import pytest
 from object_store_fixture import ADMIN, READER, Credentials, ObjectStoreServer
 from trimtab_contract import keys
 from trimtab_contract.keys import RunId
-from trimtab_operator.adapters import s3
+from trimtab_operator.adapters import bucket as bucket_module
 from trimtab_operator.adapters.ports import Appended
 from trimtab_operator.adapters.s3 import S3CheckpointStores, S3Credentials, S3JournalStore, S3Location
 from trimtab_operator.errors import AuditStoreUnfit, Conflict, NotFound, StoreRefused, StoreUnavailable
@@ -193,7 +193,7 @@ async def test_the_journal_is_read_in_order_with_its_gaps(journal: S3JournalStor
 async def test_a_journal_longer_than_one_listing_is_read_whole(
     journal: S3JournalStore, run: RunId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "LIST_PAGE", 3)
+    monkeypatch.setattr(bucket_module, "LIST_PAGE", 3)
     for seq in range(1, 9):
         await journal.append(run, seq, str(seq).encode())
     assert [seq for seq, _ in await journal.read(run)] == list(range(1, 9))
