@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,6 +98,8 @@ class Ranks:
     run_id: RunId = RUN
     root: str = "some/root"
     progress: list[int] = field(default_factory=list)
+    on_progress: Callable[[], None] | None = None
+    prove: Callable[[int], None] = lambda _rank: None
 
     def __post_init__(self) -> None:
         exchange = Exchange(self.world_size)
@@ -119,6 +122,7 @@ class Ranks:
                 coordination=self._clients[rank],
                 staging=self.folder,
                 on_progress=self._progress_of(rank),
+                prove=partial(self.prove, rank),
                 limits=self.limits,
             )
             for rank in range(self.world_size)
@@ -199,5 +203,7 @@ class Ranks:
     def _progress_of(self, rank: int) -> Callable[[], None]:
         def advance() -> None:
             self.progress[rank] += 1
+            if self.on_progress is not None:
+                self.on_progress()
 
         return advance

@@ -65,6 +65,11 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
     batch_log = BatchLog(store, root, run, environment.rank)
     archive = RecordArchive(store, root, run, config.telemetry.queue_records)
     archivist = Archivist((archive.flush, batch_log.flush), config.telemetry.archive_seconds)
+
+    def prove() -> None:
+        archive.flush()
+        batch_log.flush()
+
     checkpointer = Checkpointer(
         store,
         root=root,
@@ -77,6 +82,7 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
         coordination=world.store,
         staging=Path(tempfile.mkdtemp(prefix="trimtab-checkpoints-")),
         on_progress=vitals.advance,
+        prove=prove,
     )
     watchdog = Watchdog(
         vitals,

@@ -72,9 +72,14 @@ class Checkpointer:
         coordination: CoordinationStore,
         staging: Path,
         on_progress: Callable[[], None],
+        prove: Callable[[], None] = lambda: None,
         limits: CheckpointLimits = CheckpointLimits(),
     ) -> None:
-        """Start the background threads. `staging` is a folder of this process's own choice on local disk."""
+        """Start the background threads. `staging` is a folder of this process's own choice on local disk.
+
+        `prove` stores what shows how this rank came to its state; no checkpoint is committed before it succeeded on
+        every rank. It runs in the background and may raise StoreError.
+        """
         self._root, self._run = root, run
         self._exchange, self._limits = exchange, limits
         self._staging = staging / f"rank-{rank:06d}"
@@ -94,6 +99,7 @@ class Checkpointer:
             events=self._events,
             saved=self._saved,
             stopped=self._stopped,
+            prove=prove,
         )
         self._verifying = VerificationThread(
             store,

@@ -6,6 +6,7 @@ import queue
 import shutil
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -108,8 +109,10 @@ class SaveThread(threading.Thread):
         events: deque[CheckpointEvent],
         saved: "queue.SimpleQueue[tuple[str, CheckpointReference] | None]",
         stopped: threading.Event,
+        prove: Callable[[], None],
     ) -> None:
         super().__init__(name="checkpoint-save", daemon=True)
+        self._prove = prove
         self._store, self._board, self._run_id = store, board, run
         self._rank, self._world_size = rank, world_size
         self._events, self._saved, self._stopped = events, saved, stopped
@@ -172,6 +175,8 @@ class SaveThread(threading.Thread):
         return own
 
     def _stored(self, job: SaveJob) -> _Share:
+        # A run that goes on from here after a crash must still be able to show how it got here.
+        retried(self._prove, job.deadline, self._stopped)
         written = job.layout.write(job.flat, job.folder)
         (job.folder / f"rank-{self._rank:06d}.json").write_bytes(job.rank_state)
         objects = {path.name: self._upload(job, path) for path in sorted(job.folder.iterdir())}
