@@ -11,7 +11,8 @@ import random
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,8 +318,15 @@ def operator(cluster: Cluster) -> Cluster:
 @pytest.fixture
 def namespace(operator: Cluster, sandbox: SandboxInfo, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     """A namespace of the test's own, with the training bucket's Secret; removed at the end."""
+    with new_namespace(operator, sandbox, request.node.nodeid) as opened:
+        yield opened
+
+
+@contextmanager
+def new_namespace(operator: Cluster, sandbox: SandboxInfo, purpose: str) -> Generator[Namespace]:
+    """A namespace with the training bucket's Secret; removed at the end."""
     environment: Mapping[str, str] = sandbox.environment
-    name = "e2e-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:8] + f"-{int(time.time()) % 100000}"
+    name = "e2e-" + hashlib.sha256(purpose.encode()).hexdigest()[:8] + f"-{int(time.time()) % 100000}"
     cluster = Cluster(environment, name)
     secret = json.loads(operator.kubectl("-n", "default", "get", "secret", "s3", "-o", "json"))
     operator.kubectl("create", "namespace", name)
