@@ -23,7 +23,7 @@ def start(server: ObjectStoreServer, folder: Path, kill_before: str) -> dict[str
         "folder": str(folder),
     }
     try:
-        mp.spawn(save_and_restore, (two_ports(), place, kill_before), nprocs=2)  # type: ignore[no-untyped-call]
+        mp.spawn(save_and_restore, (two_ports(), place, kill_before), nprocs=2)
     except mp.ProcessExitedException:
         assert kill_before
     return place
