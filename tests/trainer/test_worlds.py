@@ -151,7 +151,7 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
             "a mismatch", lambda: next((r for r in run.records(3).values() if r.scalars.get("replica_mismatch")), None)
         )
         assert mismatch.step in {23, 24, 25}
-        mixed = run.ack(AckState.HOLDING, run.direct(Action.HOLD, attempt=3, restore=None, skip=skip, **incident))
+        mixed = run.ack(AckState.HOLDING, run.direct(Action.HOLD, attempt=3, restore=target, skip=skip, **incident))
         assert mixed.replicas is not None
         assert f"rank 1: {MLP}" in mixed.replicas.differing
         assert not [m for m in run.manifests() if m.attempt == 3 and m.step >= 23]
@@ -187,32 +187,29 @@ def object_of(run: Run, evidence: EvidenceReference | None) -> bytes:
 
 
 def test_a_killed_rank_ends_the_world_and_the_next_one_resumes_bit_for_bit(make_run: MakeRun) -> None:
-    run = make_run(
-        {
-            "steps": 400,
-            "faults": [
-                fault(16, "slow", seconds=1.0),
-                fault(17, "kill"),
-                fault(24, "hang", attempt=2, rank=0, seconds=1.0),
-            ],
-        }
-    )
+    faults = [
+        fault(12, "slow", seconds=1.0),
+        fault(19, "kill"),
+        fault(24, "slow", attempt=2, rank=0, seconds=1.0),
+    ]
+    run = make_run({"steps": 100_000, "faults": faults}, checkpoint_every=10)
     with run.world(torchrun=True) as world:
         run.direct(Action.RUN)
         assert all(status != 0 for status in world.ended())
     assert run.message(0).reason is Reason.PEER_LOST
     assert not run.message_path(1, 1).exists()
     lost = run.records(1)
-    assert set(lost) == set(range(1, 17))
+    assert set(lost) == set(range(1, 19))
     assert run.archived(1) == lost
 
-    target = run.saved(10)
+    target = run.message(0).saved
+    assert target == run.saved(10)
     with run.world(2, torchrun=True) as world:
         run.ack(AckState.WAITING, world=2)
         assert run.ack(AckState.RESTORED, run.direct(Action.HOLD, world=2, attempt=2, restore=target)).step == 10
         run.direct(Action.RUN, world=2, attempt=2, restore=target)
-        run.record(16, 2)
-        for step in range(11, 17):
+        run.record(18, 2)
+        for step in range(11, 19):
             before, now = lost[step], run.records(2)[step]
             assert now.vectors == before.vectors
             for name in ("loss", "loss_max", "grad_norm", "clip_ratio", "lr", "update_rms"):
@@ -268,16 +265,16 @@ def test_a_hung_rank_leaves_its_stacks_and_a_superseded_world_falls_silent(make_
     run = make_run({"steps": 10_000, "faults": [fault(6, "hang", seconds=4.0)]}, progress_deadline=2.0)
     with run.world() as world:
         run.direct(Action.RUN)
-        stacks = until("stacks", lambda: run.objects(f"{ROOT}/{run.id}/stacks/") or None)
-        hung = next(body for key, body in stacks.items() if "-r000001-" in key)
-        assert b"before_forward" in hung
+        prefix = f"{ROOT}/{run.id}/stacks/a000001-r000001-"
+        stacks = until("the hung rank's stacks", lambda: run.objects(prefix) or None)
+        assert any(b"before_forward" in body for body in stacks.values())
         run.record(8)
         with run.redis.client() as client:
             client.set(keys.directive_key(run.id), encode(run.direct(Action.RUN, world=2, attempt=2)))
         world.ended()
     assert [run.message(node).reason for node in (0, 1)] == [Reason.SUPERSEDED] * 2
     assert run.message(0).saved is None
-    assert run.acks()[-1].state is AckState.RUNNING
+    assert not {ack.state for ack in run.acks()} & {AckState.STOPPED, AckState.TERMINATED, AckState.FAILED}
 
 
 def test_every_wrong_setting_is_named_at_once_in_the_termination_message(make_run: MakeRun) -> None:

@@ -1,0 +1,85 @@
+"""What a wrong setting is answered with: every field at once, each with what to do."""
+
+import pytest
+from trimtab_contract.data_position import Order
+from trimtab_trainer.config import Environment, read_config
+from trimtab_trainer.fields import InvalidFields
+
+GOOD = (
+    "{steps: 50, globalBatch: 8, data: {path: /data.bin, order: shuffled, seed: 3}, optimizer: {qkClipThreshold: 30}}"
+)
+
+
+def problems_of(text: str) -> tuple[str, ...]:
+    with pytest.raises(InvalidFields) as caught:
+        read_config(text)
+    return caught.value.problems
+
+
+def test_settings_are_spelt_in_camel_case_and_the_rest_has_defaults() -> None:
+    config = read_config(GOOD)
+    assert config.data.order is Order.SHUFFLED
+    assert config.optimizer.qk_clip_threshold == 30.0
+    assert config.replica_check_every == 50
+    assert config.max_withheld_steps == 20
+
+
+def test_every_wrong_field_is_named_at_once() -> None:
+    found = problems_of(
+        "{steps: 1.5, data: {order: random}, model: {width: 30, heads: 4}, optimizer: {muonLr: 0}, extra: 1}"
+    )
+    for start in (
+        "extra: unknown field",
+        "steps: 1.5 must be a whole number",
+        "data.path: missing",
+        "data.order: 'random' must be one of sequential, shuffled",
+        "model.width: 30 must be a multiple",
+        "optimizer.muonLr: 0",
+        "globalBatch: missing",
+    ):
+        assert any(problem.startswith(start) for problem in found), (start, found)
+
+
+def test_a_fault_that_could_not_fire_is_refused() -> None:
+    faults = (
+        "faults: [{attempt: 1, step: 2, rank: 0, kind: flipBit, bit: 40}, {attempt: 0, step: 1, rank: 0, kind: melt}]"
+    )
+    found = problems_of(GOOD.removesuffix("}") + f", {faults}}}")
+    assert [problem.split(":")[0] for problem in found] == ["faults[0].bit", "faults[0].tensor", "faults[1].kind"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "", "steps: [", "7"])
+def test_what_is_no_mapping_is_refused_in_one_sentence(text: str) -> None:
+    assert len(problems_of(text)) == 1
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    found = problems_of("{steps: 10, globalBatch: 8, data: {path: /data.bin}, schedule: {warmupSteps: 10}}")
+    assert found[0].startswith("schedule.warmupSteps: 10 must be below")
+
+
+def test_every_missing_variable_is_named_and_the_password_stays_out_of_sight() -> None:
+    with pytest.raises(InvalidFields) as caught:
+        Environment.read({"TRIMTAB_RUN": "a/b", "TRIMTAB_ATTEMPT": "0", "TRIMTAB_CHECKPOINT_URI": "file:///x"}, "host")
+    text = str(caught.value)
+    for name in ("TRIMTAB_RUN", "TRIMTAB_ATTEMPT", "TRIMTAB_CHECKPOINT_URI", "TRIMTAB_REDIS_URL", "RANK"):
+        assert name in text
+    variables = {
+        "TRIMTAB_RUN": "team/tiny/u1",
+        "TRIMTAB_ATTEMPT": "2",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "TRIMTAB_REDIS_URL": "redis://bus:6379/0",
+        "TRIMTAB_REDIS_USERNAME": "tt-u1",
+        "TRIMTAB_REDIS_PASSWORD": "secret-word",
+        "TRIMTAB_CHECKPOINT_URI": "s3://bucket/some/prefix/",
+        "TRIMTAB_S3_ENDPOINT": "http://store:8333",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "key",
+        "TRIMTAB_CHECKPOINT_EVERY": "10",
+        "TRIMTAB_PROGRESS_DEADLINE": "600",
+    }
+    environment = Environment.read(variables, "host")
+    assert (environment.checkpoint_bucket, environment.checkpoint_root) == ("bucket", "some/prefix")
+    assert "secret-word" not in repr(environment)
