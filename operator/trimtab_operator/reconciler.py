@@ -49,6 +49,12 @@ class Ports:
     identity: Identity
     defaults: WorkloadDefaults
     resync_seconds: float
+    namespaces: tuple[str, ...] = ()
+    """The only ones whose runs are looked after; empty: all."""
+
+    def watches(self, namespace: str) -> bool:
+        """Whether runs of this namespace are ours; others may share Redis and the audit bucket."""
+        return not self.namespaces or namespace in self.namespaces
 
 
 class LeaseLost(TemporaryError):
@@ -179,7 +185,7 @@ class RunReconciler:
         state = self.state
         if not state.attempts or not state.guards:
             return
-        if self._judge.needs_loading(state):
+        if self._judge.needs_loading(state) or self._feed.store is not self._observer.store:
             segments, first = self._judge.wanted(state)
             self._feed.store = self._observer.store
             self._judge.begin(state, await self._feed.surviving(segments, first))
@@ -203,6 +209,7 @@ class RunReconciler:
     # Reconciling ----------------------------------------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
+        self._check_lease()
         body = await self._read_job()
         if body is None:
             return
@@ -220,12 +227,14 @@ class RunReconciler:
         if self.state.world is not None and not self.state.ended:
             await ensure_user(around)
             await self._ports.bus.refresh(self.run, [attempt.number for attempt in self.state.attempts])
+        self._check_lease()
         await self._reporter.report(body, job, self.state, surveyed, self._judge.last)
 
     async def _drive(self, body: KubernetesObject, job: TrainingJobView, around: Surroundings) -> Surveyed:
         """Ask for commands and carry them out until nothing is left to do."""
+        await self._journal.settle()
         surveyed = await self._observer.survey(job, self.state, self._judge)
-        self._feed.store = self._observer.store
+        await self._read_records()  # the archive can be read from now on
         for _ in range(MAX_COMMANDS):
             observation = await self._observer.observe(
                 surveyed,
