@@ -123,7 +123,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """A world's answer. `step` is the last completed step; `progress` rises whenever a main thread got on.
 
     `checkpoint` names what Saved, Verified, VerifyFailed, Restoring, Restored and Failed speak of; `by` the host that
-    verified; `replicas` is sent with Holding; `recent` repeats the latest saved checkpoints with every ack.
+    verified; `replicas` is sent with Holding, and so is `nonfinite`: what of each rank's weights and optimizer
+    state is not finite, empty if all is; `recent` repeats the latest saved checkpoints with every ack.
     """
 
     state: AckState
@@ -141,6 +142,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointReference | None = None
     by: str = ""
     replicas: ReplicaReport | None = None
+    nonfinite: tuple[str, ...] | None = None
     evidence: EvidenceReference | None = None
     recent: tuple[CheckpointReference, ...] = ()
 

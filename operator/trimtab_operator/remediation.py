@@ -6,7 +6,6 @@ operator that folds the same journal and sees the same world asks for the same c
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from trimtab_contract.directives import (
     AckState,
@@ -29,7 +28,7 @@ _P = RunPhase
 _STOPPABLE = frozenset({_P.STOPPED})
 
 TRANSITIONS: Mapping[RunPhase, frozenset[RunPhase]] = {
-    _P.PENDING: _STOPPABLE | {_P.WATCHING, _P.FAILED},
+    _P.PENDING: _STOPPABLE | {_P.WATCHING, _P.FAILED, _P.NEEDS_HUMAN},
     _P.WATCHING: _STOPPABLE | {_P.HOLDING, _P.COMPLETED, _P.FAILED, _P.NEEDS_HUMAN},
     _P.HOLDING: _STOPPABLE | {_P.DIAGNOSING, _P.WATCHING, _P.PROBATION},
     _P.DIAGNOSING: _STOPPABLE | {_P.SELECTING},
@@ -49,15 +48,13 @@ TRANSITIONS: Mapping[RunPhase, frozenset[RunPhase]] = {
 ACTION_ORDER = ("Record", "Notify", "Rollback", "Stop")
 
 
-@dataclass(frozen=True, slots=True)
 class IllegalTransition(Exception):
-    """A change of phase that the table does not know."""
+    """A change of phase that the table does not know: a programming error, so none of the operator's own errors."""
 
-    before: RunPhase
-    after: RunPhase
-
-    def __str__(self) -> str:
-        return f"phase {self.before} cannot become {self.after}"
+    def __init__(self, before: RunPhase, after: RunPhase) -> None:
+        super().__init__(f"phase {before} cannot become {after}")
+        self.before = before
+        self.after = after
 
 
 def check_transition(before: RunPhase, after: RunPhase) -> None:
@@ -88,6 +85,8 @@ def _next_firing(state: RunState, observation: Observation) -> Command | None:
     latch = observation.firing
     if latch is None or latch.attempt != state.attempt:
         return None
+    if state.phase is _P.PENDING:
+        return _running(state)
     if state.phase is _P.WATCHING:
         name = _incident_name(state, observation.job, latch)
         return drafts.record(
@@ -135,9 +134,16 @@ def _pending(state: RunState, observation: Observation) -> Command | None:
     if released is not None:
         return released
     latest = observation.acks.latest
-    if latest is not None and latest.attempt == state.attempt and latest.state in {AckState.RUNNING, AckState.FINISHED}:
-        return drafts.record(state, JournalAction.WORLD_RUNNING, _P.WATCHING, after={"world": latest.world})
-    return None
+    if latest is None or latest.attempt != state.attempt:
+        return None
+    # The first words of a world may be read late: one that held by itself or finished has trained, too.
+    self_held = latest.state is AckState.HOLDING and latest.reason == Reason.NON_FINITE
+    return _running(state) if self_held or latest.state in {AckState.RUNNING, AckState.FINISHED} else None
+
+
+def _running(state: RunState) -> Command:
+    number = state.world.number if state.world else 0
+    return drafts.record(state, JournalAction.WORLD_RUNNING, _P.WATCHING, after={"world": number})
 
 
 def _watching(state: RunState, observation: Observation) -> Command | None:
@@ -164,13 +170,13 @@ def _probation(state: RunState, observation: Observation) -> Command | None:
 
 
 def _holding(state: RunState, observation: Observation) -> Command | None:
-    incident, directive, world = state.incident, state.directive, state.world
+    incident, directive = state.incident, state.directive
     if incident is None or directive is None:
         return None
     if incident.latch.action == "Stop":
         stop = drafts.instruct(state, observation, Action.STOP, incident=incident.name)
         return drafts.intend(state, JournalAction.STOPPED, stop, _P.STOPPED, drafts.firing_reason(incident.latch))
-    if world is None or not world.live:
+    if not state.world_lives:
         return _held(state, observation, step=observation.judged_step, lost=True, agree=None)
     if directive.action is not Action.HOLD or directive.incident != incident.name:
         hold = drafts.instruct(state, observation, Action.HOLD, incident=incident.name)
@@ -191,13 +197,14 @@ def _holding(state: RunState, observation: Observation) -> Command | None:
 def _held(state: RunState, observation: Observation, *, step: int, lost: bool, agree: bool | None) -> Command:
     latest = observation.acks.latest
     differing = list(latest.replicas.differing) if latest and latest.replicas and not lost else []
+    nonfinite = list(latest.nonfinite) if latest and latest.nonfinite is not None and not lost else None
     return drafts.record(
         state,
         JournalAction.HELD,
         _P.DIAGNOSING,
         evidence=observation.frozen_evidence,
         reason={"differing": differing} if differing else None,
-        after={"step": step, "lost": lost, "replicas_agree": agree},
+        after={"step": step, "lost": lost, "replicas_agree": agree, "nonfinite_state": nonfinite},
     )
 
 
@@ -207,8 +214,10 @@ def _diagnosing(state: RunState, observation: Observation) -> Command | None:
         return None
     if incident.replicas_agree is False:
         finding, why = Finding.TRANSIENT, "replicas disagree: one of them was damaged, the data is not to blame"
-    elif incident.replicas_agree is None:
+    elif incident.world_lost:
         finding, why = Finding.UNDECIDED, "the suspect state is lost with its pods"
+    elif incident.replicas_agree is None:
+        finding, why = Finding.UNDECIDED, "the replicas of the suspect state were not compared"
     else:
         finding, why = Finding.UNDECIDED, "replicas agree; nothing proves a transient fault"
     return drafts.record(state, JournalAction.DIAGNOSED, _P.SELECTING, after={"finding": finding.value, "why": why})
@@ -248,7 +257,7 @@ def _selecting(state: RunState, observation: Observation) -> Command | None:
 
 def _restoring(state: RunState, observation: Observation) -> Command | None:
     incident = state.incident
-    if incident is None or incident.target is None:
+    if incident is None or incident.target is None or not state.world_lives:
         return None
     if not incident.restoring_attempt:
         directive = drafts.restore_directive(state, observation, incident)
@@ -290,10 +299,13 @@ def _reject_target(state: RunState, target: CheckpointReference, why: str) -> Co
 
 def _diagnosing_restored(state: RunState, observation: Observation) -> Command | None:
     incident = state.incident
-    if incident is None or incident.target is None:
+    if incident is None or incident.target is None or not state.world_lives:
         return None
     if incident.finding is Finding.TRANSIENT or incident.extent_done:
         return _resume(state, observation, incident, incident.target)
+    if observation.probe_problem:
+        reason = {"message": f"the extent of the damage is unknown: {observation.probe_problem}"}
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason=reason)
     if observation.probe is None:
         return None
     latch = incident.latch
@@ -369,7 +381,8 @@ def _release_self_hold(state: RunState, observation: Observation) -> Command | N
     """A world that held by itself after a non-finite step goes on when that record fires no enforced rule."""
     latest, directive = observation.acks.latest, state.directive
     if (
-        latest is None
+        not state.world_lives
+        or latest is None
         or directive is None
         or directive.action is not Action.RUN
         or latest.state is not AckState.HOLDING
@@ -385,7 +398,7 @@ def _release_self_hold(state: RunState, observation: Observation) -> Command | N
 
 def _renew_on_nonfinite(state: RunState, observation: Observation) -> Command | None:
     directive = state.directive
-    if directive is None or directive.action is not Action.RUN:
+    if not state.world_lives or directive is None or directive.action is not Action.RUN:
         return None
     wanted = OnNonFinite.HOLD if observation.hold_on_nonfinite else OnNonFinite.CONTINUE
     if directive.on_nonfinite is wanted:

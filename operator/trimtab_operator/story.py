@@ -43,21 +43,31 @@ def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
 def sentence(record: JournalRecord) -> str:
     """One record in plain words."""
     after, reason = record.after or {}, record.reason or {}
-    told = str(reason.get("message", ""))
+    told = str(reason.get("message") or record.outcome or "")
     action = JournalAction(record.action)
+    if record.phase is Phase.RESULT:
+        return told or f"{record.action} is done"
+    if action is JournalAction.TAKEOVER:
+        return f"an operator leads the run under epoch {after.get('epoch')}"
+    if action is JournalAction.WORLD_RUNNING:
+        return f"world {after.get('world')} trains"
+    if action is JournalAction.WORLD_LOST:
+        return f"world {after.get('world')} has ended ({after.get('reason')}): {told}"
     if action is JournalAction.HELD:
         if after.get("lost"):
             return "the pods were lost before they held"
         agree = after.get("replicas_agree")
         replicas = "replicas disagree" if agree is False else "replicas agree" if agree else "replicas not compared"
-        return f"every rank holds after step {after.get('step')}; {replicas}"
+        finiteness = _finiteness(after.get("nonfinite_state"))
+        return f"every rank holds after step {after.get('step')}; {replicas}{finiteness}"
     if action is JournalAction.DIAGNOSED:
         return f"{after.get('finding')}: {after.get('why')}"
     if action is JournalAction.EXTENT_FOUND:
         skip: dict[str, Any] = after.get("skip") or {}
         return f"skip windows {skip.get('first')} to {skip.get('last')}: {told}"
-    if action is JournalAction.RESTORED:
-        return f"step {after['checkpoint']['step']} is restored as attempt {after['attempt']}: {told}"
+    if action in {JournalAction.RESTORED, JournalAction.WORLD_RESTORED}:
+        restored = f"step {after['checkpoint']['step']} is restored as attempt {after['attempt']}"
+        return f"{restored}: {told}" if told else restored
     if action in {JournalAction.QUARANTINED, JournalAction.COMMITTED, JournalAction.VERIFIED, JournalAction.CERTIFIED}:
         return f"checkpoint of step {after['checkpoint']['step']}: {after.get('why')}"
     if action is JournalAction.POLICY_ACCEPTED:
@@ -68,6 +78,12 @@ def sentence(record: JournalRecord) -> str:
     if action is JournalAction.RULE_FIRED:
         return f"{after['rule']}: {told}" + (f" (would have: {after['would_have']})" if after.get("would_have") else "")
     return told or record.action
+
+
+def _finiteness(nonfinite: list[str] | None) -> str:
+    if nonfinite is None:
+        return ""
+    return f"; not finite: {'; '.join(nonfinite)}" if nonfinite else "; weights and optimizer state are finite"
 
 
 def printable(text: str, limit: int = 900) -> str:

@@ -21,7 +21,7 @@ from trimtab_contract.directives import (
 from trimtab_trainer.directives import Refusal, instruct
 from trimtab_trainer.errors import RestoreFailed, WorldEnded
 from trimtab_trainer.evidence import probe
-from trimtab_trainer.replicas import compare_replicas
+from trimtab_trainer.replicas import compare_replicas, nonfinite_tensors
 from trimtab_trainer.restoration import restore
 from trimtab_trainer.runtime import Runtime
 
@@ -35,6 +35,7 @@ class Statement:
     reason: Reason | None = None
     checkpoint: CheckpointReference | None = None
     replicas: ReplicaReport | None = None
+    nonfinite: tuple[str, ...] | None = None
     evidence: EvidenceReference | None = None
 
 
@@ -58,7 +59,11 @@ class DirectiveExecutor:
         self._compare_replicas()
         self._say(
             Statement(
-                AckState.HOLDING, detail=f"non-finite: {bad}", reason=Reason.NON_FINITE, replicas=self._state.replicas
+                AckState.HOLDING,
+                detail=f"non-finite: {bad}",
+                reason=Reason.NON_FINITE,
+                replicas=self._state.replicas,
+                nonfinite=self._scan(),
             )
         )
 
@@ -162,13 +167,19 @@ class DirectiveExecutor:
         if not state.ready and self._failure is not None:
             self._say(self._failure)
             return
-        if directive.restore is not None and state.ready:
-            self._say(Statement(AckState.RESTORED, checkpoint=state.restored))
+        restored = state.restored
+        # Every directive of an attempt repeats its restore; only before the first step is that the answer to a Hold.
+        if state.ready and restored is not None and restored.step == state.step:
+            self._say(Statement(AckState.RESTORED, checkpoint=restored))
         else:
             self._compare_replicas()
             reason = Reason.NON_FINITE if state.self_held else None
             detail = self._said.detail if state.self_held else ""
-            self._say(Statement(AckState.HOLDING, detail=detail, reason=reason, replicas=state.replicas))
+            self._say(
+                Statement(
+                    AckState.HOLDING, detail=detail, reason=reason, replicas=state.replicas, nonfinite=self._scan()
+                )
+            )
         if directive.diagnose is not None and state.ready:
             self._say(Statement(AckState.DIAGNOSED, evidence=self._diagnose(directive.diagnose)))
 
@@ -197,6 +208,12 @@ class DirectiveExecutor:
         if self._state.ready and not self._holding and not self._state.replicas_differ:
             self._state.replicas = compare_replicas(self._runtime.trainee.named_parameters(), self._runtime.world)
 
+    def _scan(self) -> tuple[str, ...] | None:
+        """Whether the state itself is finite: a withheld update must have left it so."""
+        if not self._state.ready:
+            return None
+        return nonfinite_tensors(self._runtime.training_state, self._runtime.world)
+
     def _refuse(self, directive: Directive, refusal: Refusal) -> None:
         ack = self._runtime.ack(AckState.REFUSED, directive.order)
         self._runtime.happened(msgspec.structs.replace(ack, reason=str(refusal.reason or ""), detail=refusal.detail))
@@ -211,6 +228,7 @@ class DirectiveExecutor:
                 reason=str(statement.reason or ""),
                 checkpoint=statement.checkpoint,
                 replicas=statement.replicas,
+                nonfinite=statement.nonfinite,
                 evidence=statement.evidence,
             )
         )

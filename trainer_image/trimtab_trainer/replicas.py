@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same parameters: most flipped bits show nowhere else."""
+"""Whether all ranks hold the same parameters (most flipped bits show nowhere else), and whether all is finite."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from trimtab_contract.directives import ReplicaReport
 
+from trimtab_trainer.checkpointing.inspection import finite_scan
+from trimtab_trainer.checkpointing.state import TrainingState, tensors_of
 from trimtab_trainer.collectives import World
 from trimtab_trainer.optim import parameter_checksum
 from trimtab_trainer.tensors import integers
@@ -29,6 +31,13 @@ def compare_replicas(named_parameters: Iterable[tuple[str, Tensor]], world: Worl
     reference = majority if votes * 2 > len(rows) else rows[0]
     names = [name for name, _ in own.tensors]
     return ReplicaReport(agree=False, differing=tuple(_differing(rows, reference, names)))
+
+
+def nonfinite_tensors(state: TrainingState, world: World) -> tuple[str, ...]:
+    """For each rank whose weights or optimizer state hold an element that is not finite, how many and where."""
+    found = finite_scan(tensors_of(state.flat()))
+    own = f"{found.nonfinite} elements of {', '.join(found.tensors)}" if found.nonfinite else ""
+    return tuple(f"rank {rank}: {text}" for rank, text in enumerate(world.gather_text(own)) if text)
 
 
 def _differing(rows: list[tuple[int, ...]], reference: tuple[int, ...], names: list[str]) -> Iterable[str]:
