@@ -94,7 +94,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
             message = f"attempt {self.attempt}, step {self.step}, window {self.window} are out of range"
             raise MalformedRecord(message)
         for name in (*self.scalars, *self.vectors):
-            if not METRIC_NAME.match(name):
+            if not METRIC_NAME.fullmatch(name):
                 message = f"metric name {name!r} does not match {METRIC_NAME.pattern}"
                 raise MalformedRecord(message)
         for name, vector in self.vectors.items():

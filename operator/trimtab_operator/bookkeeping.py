@@ -11,6 +11,7 @@ from trimtab_operator.observation import CheckpointClaim, Observation
 from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
 
 _GREEN = frozenset({RunPhase.WATCHING, RunPhase.PENDING})
+_TRUSTED = frozenset({CheckpointState.COMMITTED, CheckpointState.VERIFIED, CheckpointState.CERTIFIED})
 
 
 def next_record(state: RunState, observation: Observation) -> Command | None:
@@ -135,14 +136,14 @@ def _judge_claim(state: RunState, claim: CheckpointClaim) -> Command:
 def _verification(state: RunState, observation: Observation) -> Command | None:
     for reference, host in observation.acks.verified:
         known = state.checkpoint(reference.key)
-        if known is not None and known.state is CheckpointState.COMMITTED:
+        if known is not None and known.reference == reference and known.state is CheckpointState.COMMITTED:
             return _checkpoint_record(
                 state, JournalAction.VERIFIED, reference, known.attempt, f"read back and hashed whole by {host}"
             )
     for reference, why in observation.acks.verify_failed:
         known = state.checkpoint(reference.key)
-        if known is not None and known.state in {CheckpointState.COMMITTED, CheckpointState.VERIFIED}:
-            return _checkpoint_record(state, JournalAction.QUARANTINED, reference, known.attempt, why)
+        if known is not None and known.reference == reference and known.state in _TRUSTED:
+            return quarantine(state, reference, why)
     return None
 
 

@@ -66,6 +66,7 @@ class RunJournal:
         The record is also the intent of re-affirming the directive in force under the new epoch, so that a fenced
         operator can overwrite nothing. Raises Conflict when another one was quicker.
         """
+        await self.settle()
         await self.read()
         self.epoch = 1 + max(lease_epoch, self.state.epoch)
         directive = self.state.directive
@@ -82,10 +83,13 @@ class RunJournal:
     async def append(self, draft: Draft) -> JournalRecord:
         """Write the draft as the next record, fold it, and return it as a reader of the journal sees it.
 
-        Raises Conflict when another record has its place (read again, decide again), Fenced behind a newer operator,
-        StoreUnavailable when the outcome is unknown.
+        Raises Conflict when another record has its place, or when an earlier append was settled only now (both mean:
+        decide again), Fenced behind a newer operator, StoreUnavailable when the outcome is unknown.
         """
-        await self.settle()
+        if self._unsettled is not None:
+            await self.settle()
+            message = f"record {self.state.seq} of run {self._run} was settled only now; what follows is decided again"
+            raise Conflict(message)
         record = JournalRecord(
             seq=self.state.seq + 1,
             prev=self.state.head,
@@ -109,7 +113,7 @@ class RunJournal:
         return parse_record(body)
 
     async def settle(self) -> None:
-        """Finish an append whose outcome is unknown; raises as `append`."""
+        """Finish an append whose outcome is unknown, before anything is decided; raises as `append`."""
         if self._unsettled is None:
             return
         seq, body = self._unsettled
@@ -124,6 +128,8 @@ class RunJournal:
     def _fold(self, seq: int, body: bytes) -> None:
         record = parse_record(body)
         head = record_hash(body)
+        if seq <= self.state.seq:
+            return  # an own record whose reply was lost may have been read before it was settled
         if record.actor.epoch < self.state.epoch:
             self.state = replace(self.state, seq=seq, head=head)
         else:

@@ -9,16 +9,21 @@ from trimtab_contract.errors import MalformedDirective
 from trimtab_operator.adapters.ports import KubernetesObject, PodView
 from trimtab_operator.observation import Pods, PodsState
 
-_RUNNING = frozenset({"Pending", "Running"})
+_DEAD = frozenset({"Succeeded", "Failed"})
+"""Any other phase, `Unknown` on a lost node too, may still have a process behind it."""
+
 _EVICTED = frozenset(
     {"Evicted", "PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "Terminated"}
 )
 
 
 def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodView]) -> Pods:
-    """Summarise the pods of `world`. A Job that failed or completed has no process left once none of its pods runs."""
-    alive = [pod for pod in pods if pod.phase in _RUNNING]
-    dead = [pod for pod in pods if pod.phase not in _RUNNING]
+    """Summarise the pods of `world`. A Job that failed or completed has no process left once none of its pods runs.
+
+    `names` are the pods that live and were not told to end yet.
+    """
+    alive = [pod for pod in pods if pod.phase not in _DEAD]
+    dead = [pod for pod in pods if pod.phase in _DEAD]
     messages = tuple(message for pod in pods for message in _messages(pod))
     return Pods(
         world=world,
@@ -27,7 +32,7 @@ def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodVi
         evicted=any(pod.reason in _EVICTED for pod in pods),
         messages=messages,
         trouble=_trouble(pods),
-        names=tuple(pod.name for pod in alive),
+        names=tuple(pod.name for pod in alive if not pod.deleted),
     )
 
 

@@ -64,9 +64,9 @@ class Acks:
             if reference not in after.saved:
                 after = replace(after, saved=(*after.saved, reference))
         if ack.checkpoint is not None and ack.state is AckState.VERIFIED:
-            return replace(after, verified=(*after.verified, (ack.checkpoint, ack.by)))
+            return replace(after, verified=_with(after.verified, ack.checkpoint, ack.by))
         if ack.checkpoint is not None and ack.state is AckState.VERIFY_FAILED:
-            return replace(after, verify_failed=(*after.verify_failed, (ack.checkpoint, ack.detail)))
+            return replace(after, verify_failed=_with(after.verify_failed, ack.checkpoint, ack.detail))
         if ack.state in {AckState.SAVED, AckState.VERIFIED, AckState.VERIFY_FAILED}:
             return after
         if ack.state is AckState.REFUSED:
@@ -82,6 +82,15 @@ class Acks:
             AckState.TERMINATED: "terminated",
         }.get(ack.state)
         return replace(after, **{kept: ack}) if kept else after
+
+
+_Looked = tuple[tuple[CheckpointReference, str], ...]
+
+
+def _with(looked: _Looked, reference: CheckpointReference, said: str) -> _Looked:
+    """One more opinion of a checkpoint; the first one stays."""
+    known = any(reference == one for one, _ in looked)
+    return looked if known else (*looked, (reference, said))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,5 +155,6 @@ class Observation:
     claims: tuple[CheckpointClaim, ...] = ()
     probe: ProbeEvidence | None = None
     probe_evidence: tuple[Evidence, ...] = ()
+    probe_problem: str = ""
     frozen_evidence: tuple[Evidence, ...] = ()
     hold_on_nonfinite: bool = False

@@ -18,7 +18,7 @@ from trimtab_operator.kubernetes_view import owned_by, pods_of_world
 from trimtab_operator.observation import Acks, Limits, Observation, Pods
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources import parse_duration
-from trimtab_operator.run_state import RunPhase, RunState
+from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
 
 CREDENTIAL_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -40,6 +40,13 @@ class Surveyed:
     blockers: tuple[Blocker, ...]
     guard: GuardView
     pods: Pods
+
+
+def _accepted(guard: GuardView, state: RunState, judge: Judge) -> AcceptedGuard | None:
+    """What judges from the next record on; None while no policy that the job names has ever been valid."""
+    if guard.missing and not guard.policies:
+        return None
+    return guard.accepted(state.attempt, judge.judged_step + 1)
 
 
 class Observer:
@@ -86,7 +93,7 @@ class Observer:
             acks=acks,
             pods=surveyed.pods,
             hung=hung,
-            guard=surveyed.guard.accepted(state.attempt, judge.judged_step + 1) if surveyed.guard.policies else None,
+            guard=_accepted(surveyed.guard, state, judge),
             judged_step=judge.judged_step,
             firing=judge.firing,
             notes=judge.notes,
@@ -109,28 +116,33 @@ class Observer:
         if state.phase is RunPhase.DIAGNOSING_RESTORED and diagnosed is not None:
             if diagnosed.attempt != incident.restoring_attempt:
                 return observation
-            probe, evidence = await self._fetch_probe(diagnosed)
-            return replace(observation, probe=probe, probe_evidence=evidence)
+            if self._probe is None or self._probe[0] != diagnosed.attempt:
+                problem = await self._fetch_probe(diagnosed)
+                if problem or self._probe is None:
+                    return replace(observation, probe_problem=problem)
+            return replace(observation, probe=self._probe[1], probe_evidence=self._probe[2])
         return observation
 
-    async def _fetch_probe(self, ack: Ack) -> tuple[ProbeEvidence | None, tuple[Evidence, ...]]:
-        """The probe's losses, copied into the audit bucket, where the trainer cannot change them any more."""
-        if self._probe is not None and self._probe[0] == ack.attempt:
-            return self._probe[1], self._probe[2]
-        if self.store is None or ack.evidence is None:
-            return None, ()
+    async def _fetch_probe(self, ack: Ack) -> str:
+        """Copy the probe's losses into the audit bucket, where the trainer cannot change them; why that cannot be."""
+        if self.store is None:
+            return ""
+        if ack.evidence is None:
+            return "the trainer names no evidence of its probe"
         try:
             body = await self.store.get(ack.evidence.key)
             if sha256_hex(body) != ack.evidence.sha256:
-                return None, ()
+                return "the probe's SHA-256 is not the one the trainer named"
             probe = decode_probe(body)
-        except (NotFound, ContractError):
-            return None, ()
+        except NotFound:
+            return "the probe's evidence does not exist"
+        except ContractError as error:
+            return str(error)
         key = audit_evidence(self._run, ack.evidence.sha256)
         await self._journal.put_object(key, body)
         evidence = (Evidence(key=key, sha256=ack.evidence.sha256),)
         self._probe = (ack.attempt, probe, evidence)
-        return probe, evidence
+        return ""
 
     async def _open_store(self, job: TrainingJobView, state: RunState) -> list[Blocker]:
         storage = job.spec.checkpoint

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trimtab_contract.errors import MalformedRecord
+from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId, records_prefix, segment_steps
 from trimtab_contract.metrics import MetricRecord, decode_archive
 from trimtab_policies.lineage import Segment
@@ -45,12 +45,12 @@ class RecordFeed:
             return ()
         found: dict[int, MetricRecord] = {}
         for key in await self.store.sizes(records_prefix(self.store.root, self._run, attempt)):
-            begin, end = segment_steps(key)
-            if end < first or begin > last:
-                continue
             try:
+                begin, end = segment_steps(key)
+                if end < first or begin > last:
+                    continue
                 records = decode_archive(await self.store.get(key))
-            except MalformedRecord as error:
+            except ContractError as error:
                 self.rejected.append(Rejected(key, str(error)))
                 continue
             found.update({record.step: record for record in records if first <= record.step <= last})

@@ -97,11 +97,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest Job of the run. `restored` says that the attempt's restore was acknowledged."""
+    """The newest Job of the run. `told_to_end` says why its pods were told to end, `lost_reason` how it ended."""
 
     number: int
     live: bool = True
-    running: bool = False
+    told_to_end: str = ""
     lost_reason: str = ""
     spec_generation: int = 0
 
@@ -131,7 +131,6 @@ class RunState:
     seq: int = 0
     head: str = GENESIS
     epoch: int = 0
-    last_action: JournalAction | None = None
     phase: RunPhase = RunPhase.PENDING
     attempts: tuple[Attempt, ...] = ()
     world: World | None = None
@@ -161,6 +160,11 @@ class RunState:
     def ended(self) -> bool:
         """Whether nothing the Job does can change the run any more."""
         return self.phase in {RunPhase.COMPLETED, RunPhase.STOPPED}
+
+    @property
+    def world_lives(self) -> bool:
+        """Whether the newest world still has processes that could obey."""
+        return self.world is not None and self.world.live
 
     def owner(self, step: int) -> int:
         """The attempt whose record and checkpoint of `step` belong to the surviving history."""
@@ -207,7 +211,7 @@ def fold_all(records: Iterable[JournalRecord]) -> RunState:
 def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
     """The state after one more record; `head` is the hash of its bytes."""
     action = JournalAction(record.action)
-    state = replace(state, seq=record.seq, head=head, epoch=record.actor.epoch, last_action=action)
+    state = replace(state, seq=record.seq, head=head, epoch=record.actor.epoch)
     after = record.after or {}
     if record.phase is Phase.RESULT:
         if state.pending is not None and state.pending.id == record.id:
@@ -233,7 +237,8 @@ def _directive(state: RunState, record: JournalRecord) -> RunState:
         attempt = Attempt(
             number=directive.attempt,
             world=directive.world,
-            parent=state.attempt or None,
+            # Without a restore the run begins anew from its seed: nothing of the earlier attempts survives.
+            parent=state.attempt if directive.restore else None,
             branch_step=directive.restore.step if directive.restore else 0,
         )
         state = replace(state, attempts=(*state.attempts, attempt))
@@ -260,18 +265,17 @@ def _start_world(state: RunState, record: JournalRecord) -> RunState:
     )
 
 
-def _world_running(state: RunState, record: JournalRecord) -> RunState:
+def _end_world(state: RunState, record: JournalRecord) -> RunState:
     if state.world is None:
         return state
-    return replace(state, world=msgspec.structs.replace(state.world, running=True))
+    why = str((record.after or {}).get("why", ""))
+    return replace(state, world=msgspec.structs.replace(state.world, told_to_end=why))
 
 
 def _world_lost(state: RunState, record: JournalRecord) -> RunState:
     if state.world is None:
         return state
-    lost = msgspec.structs.replace(
-        state.world, live=False, running=False, lost_reason=str((record.after or {}).get("reason", ""))
-    )
+    lost = msgspec.structs.replace(state.world, live=False, lost_reason=str((record.after or {}).get("reason", "")))
     incident = state.incident
     if incident is not None and state.phase in {RunPhase.HOLDING, RunPhase.DIAGNOSING}:
         incident = msgspec.structs.replace(incident, world_lost=True)
@@ -399,33 +403,43 @@ def _extent_found(incident: Incident, after: Mapping[str, Any]) -> Incident:
 
 
 def _incident_closed(state: RunState, record: JournalRecord) -> RunState:
+    return _close(state, record.outcome or "", record.time)
+
+
+def _close(state: RunState, outcome: str, time: str) -> RunState:
     if state.incident is None:
         return state
-    closed = msgspec.structs.replace(state.incident, outcome=record.outcome or "", closed_at=record.time)
+    closed = msgspec.structs.replace(state.incident, outcome=outcome, closed_at=time)
     return replace(state, incident=None, closed=(*state.closed, closed))
 
 
+def _stopped(state: RunState, record: JournalRecord) -> RunState:
+    return _close(_directive(state, record), RunPhase.STOPPED.value, record.time)
+
+
 def _failed(state: RunState, record: JournalRecord) -> RunState:
+    """The run is over until somebody edits it, and so is an open incident: what it skipped stays skipped."""
     after = record.after or {}
+    state = _close(state, RunPhase.FAILED.value, record.time)
     if state.world is not None:
-        state = replace(state, world=msgspec.structs.replace(state.world, live=False, running=False))
+        state = replace(state, world=msgspec.structs.replace(state.world, live=False))
     return replace(state, failure=str(after.get("message", "")), failed_generation=int(after.get("generation", 0)))
 
 
 def _reopened(state: RunState, record: JournalRecord) -> RunState:
-    return replace(state, failure="", failed_generation=0, restarts=0)
+    return replace(state, failure="", failed_generation=0, restarts=0, stuck_steps=())
 
 
 _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.TAKEOVER: _takeover,
     JournalAction.POLICY_ACCEPTED: _policy_accepted,
     JournalAction.START_WORLD: _start_world,
-    JournalAction.WORLD_RUNNING: _world_running,
+    JournalAction.END_WORLD: _end_world,
     JournalAction.WORLD_LOST: _world_lost,
     JournalAction.WORLD_RESTORED: _world_restored,
     JournalAction.DIRECTIVE: _directive,
     JournalAction.COMPLETED: _directive,
-    JournalAction.STOPPED: _directive,
+    JournalAction.STOPPED: _stopped,
     JournalAction.COMMITTED: _checkpoint_state(CheckpointState.COMMITTED),
     JournalAction.VERIFIED: _checkpoint_state(CheckpointState.VERIFIED),
     JournalAction.CERTIFIED: _checkpoint_state(CheckpointState.CERTIFIED),

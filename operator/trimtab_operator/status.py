@@ -58,7 +58,7 @@ def job_status(
     if last is not None:
         loss = last.scalars.get("loss")
         status["step"] = last.step
-        status["loss"] = f"{loss:.4f}" if loss is not None and math.isfinite(loss) else str(loss)
+        status["loss"] = None if loss is None else f"{loss:.4f}" if math.isfinite(loss) else str(loss)
     return status
 
 

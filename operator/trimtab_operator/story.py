@@ -1,5 +1,6 @@
 """What people are told: each journal record that matters, as the reason and message of a Kubernetes Event. Pure."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trimtab_contract.journal import JournalRecord, Phase
@@ -7,6 +8,8 @@ from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.adapters.ports import EventType
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import JournalAction
+
+After = Mapping[str, Any]
 
 _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.POLICY_ACCEPTED: (EventType.NORMAL, Reason.POLICY_ACCEPTED),
@@ -44,46 +47,84 @@ def sentence(record: JournalRecord) -> str:
     """One record in plain words."""
     after, reason = record.after or {}, record.reason or {}
     told = str(reason.get("message") or record.outcome or "")
-    action = JournalAction(record.action)
     if record.phase is Phase.RESULT:
         return told or f"{record.action} is done"
-    if action is JournalAction.TAKEOVER:
-        return f"an operator leads the run under epoch {after.get('epoch')}"
-    if action is JournalAction.WORLD_RUNNING:
-        return f"world {after.get('world')} trains"
-    if action is JournalAction.WORLD_LOST:
-        return f"world {after.get('world')} has ended ({after.get('reason')}): {told}"
-    if action is JournalAction.HELD:
-        if after.get("lost"):
-            return "the pods were lost before they held"
-        agree = after.get("replicas_agree")
-        replicas = "replicas disagree" if agree is False else "replicas agree" if agree else "replicas not compared"
-        finiteness = _finiteness(after.get("nonfinite_state"))
-        return f"every rank holds after step {after.get('step')}; {replicas}{finiteness}"
-    if action is JournalAction.DIAGNOSED:
-        return f"{after.get('finding')}: {after.get('why')}"
-    if action is JournalAction.EXTENT_FOUND:
-        skip: dict[str, Any] = after.get("skip") or {}
-        return f"skip windows {skip.get('first')} to {skip.get('last')}: {told}"
-    if action in {JournalAction.RESTORED, JournalAction.WORLD_RESTORED}:
-        restored = f"step {after['checkpoint']['step']} is restored as attempt {after['attempt']}"
-        return f"{restored}: {told}" if told else restored
-    if action in {JournalAction.QUARANTINED, JournalAction.COMMITTED, JournalAction.VERIFIED, JournalAction.CERTIFIED}:
-        return f"checkpoint of step {after['checkpoint']['step']}: {after.get('why')}"
-    if action is JournalAction.POLICY_ACCEPTED:
-        guard = after["guard"]
-        names = ", ".join(f"{one['name']} generation {one['generation']}" for one in guard["policies"])
-        since = f"from step {guard['from_step']} of attempt {guard['from_attempt']} on"
-        return f"{names or 'no policy'} judges {since} ({guard['mode']})"
-    if action is JournalAction.RULE_FIRED:
-        return f"{after['rule']}: {told}" + (f" (would have: {after['would_have']})" if after.get("would_have") else "")
-    return told or record.action
+    tell = _SENTENCES.get(JournalAction(record.action))
+    return tell(after, told) if tell is not None else told or record.action
+
+
+def _took_over(after: After, _told: str) -> str:
+    return f"an operator leads the run under epoch {after.get('epoch')}"
+
+
+def _trains(after: After, _told: str) -> str:
+    return f"world {after.get('world')} trains"
+
+
+def _lost(after: After, told: str) -> str:
+    return f"world {after.get('world')} has ended ({after.get('reason')}): {told}"
+
+
+def _held(after: After, _told: str) -> str:
+    if after.get("lost"):
+        return "the pods were lost before they held"
+    agree = after.get("replicas_agree")
+    replicas = "replicas disagree" if agree is False else "replicas agree" if agree else "replicas not compared"
+    finiteness = _finiteness(after.get("nonfinite_state"))
+    return f"every rank holds after step {after.get('step')}; {replicas}{finiteness}"
 
 
 def _finiteness(nonfinite: list[str] | None) -> str:
     if nonfinite is None:
         return ""
     return f"; not finite: {'; '.join(nonfinite)}" if nonfinite else "; weights and optimizer state are finite"
+
+
+def _diagnosed(after: After, _told: str) -> str:
+    return f"{after.get('finding')}: {after.get('why')}"
+
+
+def _extent(after: After, told: str) -> str:
+    skip: dict[str, Any] = after.get("skip") or {}
+    return f"skip windows {skip.get('first')} to {skip.get('last')}: {told}"
+
+
+def _restored(after: After, told: str) -> str:
+    restored = f"step {after['checkpoint']['step']} is restored as attempt {after['attempt']}"
+    return f"{restored}: {told}" if told else restored
+
+
+def _checkpoint(after: After, _told: str) -> str:
+    return f"checkpoint of step {after['checkpoint']['step']}: {after.get('why')}"
+
+
+def _accepted(after: After, _told: str) -> str:
+    guard = after["guard"]
+    names = ", ".join(f"{one['name']} generation {one['generation']}" for one in guard["policies"])
+    since = f"from step {guard['from_step']} of attempt {guard['from_attempt']} on"
+    return f"{names or 'no policy'} judges {since} ({guard['mode']})"
+
+
+def _fired(after: After, told: str) -> str:
+    return f"{after['rule']}: {told}" + (f" (would have: {after['would_have']})" if after.get("would_have") else "")
+
+
+_SENTENCES: dict[JournalAction, Callable[[After, str], str]] = {
+    JournalAction.TAKEOVER: _took_over,
+    JournalAction.POLICY_ACCEPTED: _accepted,
+    JournalAction.WORLD_RUNNING: _trains,
+    JournalAction.WORLD_LOST: _lost,
+    JournalAction.WORLD_RESTORED: _restored,
+    JournalAction.COMMITTED: _checkpoint,
+    JournalAction.VERIFIED: _checkpoint,
+    JournalAction.CERTIFIED: _checkpoint,
+    JournalAction.QUARANTINED: _checkpoint,
+    JournalAction.RULE_FIRED: _fired,
+    JournalAction.HELD: _held,
+    JournalAction.DIAGNOSED: _diagnosed,
+    JournalAction.RESTORED: _restored,
+    JournalAction.EXTENT_FOUND: _extent,
+}
 
 
 def printable(text: str, limit: int = 900) -> str:

@@ -2,111 +2,108 @@
 
 from typing import Any
 
-from trimtab_contract.directives import Action, Directive, Reason
+from trimtab_contract.directives import Action, Directive, Reason, TerminationMessage
 from trimtab_contract.journal import Phase
 
 from trimtab_operator import bookkeeping, drafts
 from trimtab_operator.commands import Append, Command, Draft
+from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation, PodsState
-from trimtab_operator.run_state import JournalAction, RunPhase, RunState
+from trimtab_operator.run_state import JournalAction, RunPhase, RunState, World
 from trimtab_operator.selection import select_restart
 
 _P = RunPhase
 
+SUSPENDED = "Suspended"
+"""Why a world was told to end, and how it ended: asked for by `spec.suspend`, no fault."""
+
+_OVER = frozenset({PodsState.GONE, PodsState.ABSENT})
+_MAY_FAIL = frozenset({_P.PENDING, _P.WATCHING, _P.PROBATION, _P.RESTORING, _P.DIAGNOSING_RESTORED})
+
 
 def next_command(state: RunState, observation: Observation) -> Command | None:
-    """Notice that the newest world has ended, end one that hangs, start the next."""
-    if state.phase in {_P.FAILED, _P.NEEDS_HUMAN}:
+    """Notice that the newest world has ended, end one that hangs or outlived its run's failure, start the next."""
+    world, pods, limits = state.world, observation.pods, observation.limits
+    if world is not None and pods.world != world.number:
         return None
-    world = state.world
     if world is not None and world.live:
-        return _end_of_world(state, observation)
-    if observation.limits.suspend or observation.blocked:
-        return None
-    if world is not None and observation.pods.world != world.number:
-        return None
-    if world is not None and observation.pods.state not in {PodsState.GONE, PodsState.ABSENT}:
+        return _end_of_world(state, observation, world)
+    if world is not None and pods.state not in _OVER:
+        return _tell_to_end(state, observation, "the run has failed")
+    if limits.suspend or observation.blocked:
         return None
     if state.phase in {_P.PENDING, _P.WATCHING, _P.PROBATION}:
         return _restart(state, observation)
     if state.phase in {_P.RESTORING, _P.DIAGNOSING_RESTORED} and state.incident is not None:
-        directive = drafts.restore_directive(state, observation, state.incident, world=state.attempt + 1)
-        reason = {"message": "the world was lost; the next one starts held on the plan's target"}
-        return _start(state, observation, directive, reason, counted=False, phase=_P.RESTORING)
+        return _restore_in_new_world(state, observation, state.incident)
     return None
 
 
-def _end_of_world(state: RunState, observation: Observation) -> Command | None:
-    pods, world = observation.pods, state.world
-    if world is None or pods.world != world.number:
+def _end_of_world(state: RunState, observation: Observation, world: World) -> Command | None:
+    pods = observation.pods
+    bad_config = next((item for item in _messages(observation, world) if item.reason is Reason.BAD_CONFIG), None)
+    if bad_config is not None and state.phase in _MAY_FAIL:
+        return _fail(state, f"{Reason.BAD_CONFIG.value}: {bad_config.detail}", world.spec_generation)
+    if pods.state in _OVER:
+        return _lost(state, observation, world)
+    why = SUSPENDED if observation.limits.suspend else observation.hung
+    return _tell_to_end(state, observation, why) if why else None
+
+
+def _tell_to_end(state: RunState, observation: Observation, why: str) -> Command | None:
+    """End the pods that nobody told to end yet; those that were take the time they need."""
+    if not observation.pods.names:
         return None
-    messages = [message for message in pods.messages if message.world == world.number]
-    bad_config = next((item for item in messages if item.reason is Reason.BAD_CONFIG), None)
-    if bad_config is not None and state.phase in {_P.PENDING, _P.WATCHING, _P.PROBATION}:
-        return drafts.record(
-            state,
-            JournalAction.FAILED,
-            _P.FAILED,
-            reason={"message": bad_config.detail},
-            after={"message": f"BadConfig: {bad_config.detail}", "generation": world.spec_generation},
+    incident = state.incident.name if state.incident else None
+    return Append(
+        Draft(
+            action=JournalAction.END_WORLD,
+            phase=Phase.INTENT,
+            id=state.next_id(incident),
+            incident=incident,
+            reason={"message": why},
+            after={"world": observation.pods.world, "pods": list(observation.pods.names), "why": why},
         )
-    if pods.state is PodsState.GONE:
-        return _lost(state, observation)
-    wanted_end = "Suspended" if observation.limits.suspend else observation.hung
-    if wanted_end and pods.state is not PodsState.ABSENT:
-        return Append(
-            Draft(
-                action=JournalAction.END_WORLD,
-                phase=Phase.INTENT,
-                id=state.next_id(state.incident.name if state.incident else None),
-                incident=state.incident.name if state.incident else None,
-                reason={"message": wanted_end},
-                after={"world": world.number, "pods": list(pods.names)},
-            )
-        )
-    return None
+    )
 
 
-def _lost(state: RunState, observation: Observation) -> Command:
-    pods, world = observation.pods, state.world
-    number = world.number if world else 0
-    messages = [message for message in pods.messages if message.world == number]
+def _lost(state: RunState, observation: Observation, world: World) -> Command:
+    pods = observation.pods
+    messages = _messages(observation, world)
     stuck = next((item for item in messages if item.reason is Reason.STUCK_NON_FINITE), None)
     terminated = any(item.reason is Reason.TERMINATED for item in messages)
     reason = "Crashed"
-    if observation.limits.suspend:
-        reason = "Suspended"
+    if observation.limits.suspend or world.told_to_end == SUSPENDED:
+        reason = SUSPENDED
     elif stuck is not None:
         reason = Reason.STUCK_NON_FINITE.value
+    elif world.told_to_end:
+        reason = "Hung"
     elif terminated or pods.evicted:
         reason = Reason.TERMINATED.value
-    after: dict[str, Any] = {"world": number, "reason": reason, "hung": observation.hung}
+    after: dict[str, Any] = {"world": world.number, "reason": reason, "hung": world.told_to_end}
     if stuck is not None:
         after["stuck_step"] = stuck.step
     details = "; ".join(
         f"{item.reason.value}: {item.detail}" if item.detail else item.reason.value for item in messages
     )
+    gone = "its Job does not exist any more" if pods.state is PodsState.ABSENT else reason
     return drafts.record(
-        state, JournalAction.WORLD_LOST, reason={"message": details or pods.trouble or reason}, after=after
+        state, JournalAction.WORLD_LOST, reason={"message": details or pods.trouble or gone}, after=after
     )
 
 
+def _messages(observation: Observation, world: World) -> list[TerminationMessage]:
+    return [message for message in observation.pods.messages if message.world == world.number]
+
+
 def _restart(state: RunState, observation: Observation) -> Command:
-    world = state.world
-    lost_reason = world.lost_reason if world else ""
-    if world is not None and state.stuck_steps and state.stuck_steps.count(state.stuck_steps[-1]) > 1:
+    """After a fault: a new world from the newest checkpoint of the surviving history, or the first one."""
+    if state.stuck_steps and state.stuck_steps.count(state.stuck_steps[-1]) > 1:
         why = f"every update was withheld as non-finite, twice at step {state.stuck_steps[-1]}"
-        return drafts.record(state, JournalAction.NEEDS_HUMAN, _needs_human(state), reason={"message": why})
-    counted = world is not None and lost_reason not in {Reason.TERMINATED.value, "Suspended", ""}
-    if counted and state.restarts >= observation.limits.max_restarts:
-        message = f"{state.restarts} restarts are spent (budget.maxRestarts); the last world ended as {lost_reason}"
-        return drafts.record(
-            state,
-            JournalAction.FAILED,
-            _P.FAILED,
-            reason={"message": message},
-            after={"message": message, "generation": observation.limits.generation},
-        )
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
+    if _restarts_spent(state, observation):
+        return _restarts_failed(state, observation)
     checkpoint = select_restart(state)
     number = state.attempt + 1
     directive = drafts.instruct(
@@ -116,13 +113,45 @@ def _restart(state: RunState, observation: Observation) -> Command:
         world=number,
         attempt=number,
         restore=checkpoint.reference if checkpoint else None,
+        incident=state.incident.name if state.incident else None,
     )
     message = f"world {number} starts from " + (f"step {checkpoint.reference.step}" if checkpoint else "the seed")
-    return _start(state, observation, directive, {"message": message}, counted=counted)
+    return _start(state, observation, directive, {"message": message})
 
 
-def _needs_human(state: RunState) -> RunPhase:
-    return state.phase if state.phase is _P.PENDING else _P.NEEDS_HUMAN
+def _restore_in_new_world(state: RunState, observation: Observation, incident: Incident) -> Command:
+    """The world was lost under a plan: the next one starts held on the plan's target."""
+    if _restarts_spent(state, observation):
+        return _restarts_failed(state, observation)
+    directive = drafts.restore_directive(state, observation, incident, world=state.attempt + 1)
+    reason = {"message": "the world was lost; the next one starts held on the plan's target"}
+    return _start(state, observation, directive, reason, phase=_P.RESTORING)
+
+
+def _counted(state: RunState) -> bool:
+    """Whether the start of the next world counts as a restart: the last one was neither evicted nor suspended."""
+    lost_reason = state.world.lost_reason if state.world else ""
+    return lost_reason not in {Reason.TERMINATED.value, SUSPENDED, ""}
+
+
+def _restarts_spent(state: RunState, observation: Observation) -> bool:
+    return _counted(state) and state.restarts >= observation.limits.max_restarts
+
+
+def _restarts_failed(state: RunState, observation: Observation) -> Command:
+    lost_reason = state.world.lost_reason if state.world else ""
+    message = f"{state.restarts} restarts are spent (budget.maxRestarts); the last world ended as {lost_reason}"
+    return _fail(state, message, observation.limits.generation)
+
+
+def _fail(state: RunState, message: str, generation: int) -> Command:
+    return drafts.record(
+        state,
+        JournalAction.FAILED,
+        _P.FAILED,
+        reason={"message": message},
+        after={"message": message, "generation": generation},
+    )
 
 
 def _start(
@@ -131,7 +160,6 @@ def _start(
     directive: Directive,
     reason: dict[str, Any],
     *,
-    counted: bool,
     phase: RunPhase | None = None,
 ) -> Append:
     return drafts.intend(
@@ -140,7 +168,7 @@ def _start(
         directive,
         phase,
         reason,
-        counted=counted,
+        counted=_counted(state),
         generation=observation.limits.generation,
     )
 
@@ -148,7 +176,7 @@ def _start(
 def release_restored(state: RunState, observation: Observation) -> Command | None:
     """After a fault restart: let the world run once its restore was acknowledged."""
     directive = state.directive
-    if directive is None or directive.action is not Action.HOLD or directive.restore is None:
+    if not state.world_lives or directive is None or directive.action is not Action.HOLD or directive.restore is None:
         return None
     restored, failed = observation.acks.restored, observation.acks.failed
     if restored is not None and restored.attempt == state.attempt:
@@ -179,12 +207,6 @@ def _retry_restart(state: RunState, observation: Observation, why: str) -> Comma
     checkpoint = select_restart(state)
     if checkpoint is None:
         message = f"no checkpoint can be restored; the last one failed: {why}"
-        return drafts.record(
-            state,
-            JournalAction.FAILED,
-            _P.FAILED,
-            reason={"message": message},
-            after={"message": message, "generation": observation.limits.generation},
-        )
+        return _fail(state, message, observation.limits.generation)
     again = drafts.instruct(state, observation, Action.HOLD, attempt=state.attempt + 1, restore=checkpoint.reference)
     return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": why})
