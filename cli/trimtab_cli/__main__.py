@@ -11,6 +11,7 @@ from trimtab_cli.errors import CliError
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     help="Keeps large training runs steady on Kubernetes. Exit codes: 0 yes, 1 the answer is no, 2 usage.",
 )

@@ -6,17 +6,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trimtab_contract import keys
 from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId
 
-from trimtab_cli.adapters.kubernetes import ClusterChoice, Kubernetes, KubernetesObject
 from trimtab_cli.adapters.object_store import BucketAddress, ObjectStore
+from trimtab_cli.cluster_choice import ClusterChoice, KubernetesObject
 from trimtab_cli.errors import CliError, NotFound, Unreachable, UsageError
 from trimtab_cli.sandbox_link import is_sandbox, sandbox_environment, sandbox_kubeconfig
+
+if TYPE_CHECKING:
+    from trimtab_cli.adapters.kubernetes import Kubernetes
 
 OPERATOR_NAMESPACE = "trimtab-system"
 _PARALLEL_READS = 8
@@ -44,8 +47,11 @@ class Access:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @cached_property
-    def cluster(self) -> Kubernetes:
+    def cluster(self) -> "Kubernetes":
         """The API server."""
+        # The client library takes seconds to load, and commands that need no cluster should not wait for it.
+        from trimtab_cli.adapters.kubernetes import Kubernetes  # noqa: PLC0415
+
         return Kubernetes(self.choice)
 
     @cached_property
@@ -114,7 +120,7 @@ class Access:
         if len(uids) > 1:
             runs = ", ".join(f"{namespace}/{job}/{uid}" for uid in uids)
             raise UsageError(f"Several deleted jobs were called {job}; name one of the runs: {runs}.")
-        return RunId(namespace, job, uids[0])
+        return RunId(namespace, job, next(iter(uids)))
 
     def _audit_of_environment(self) -> BucketAddress | None:
         access = self.environment.get("TRIMTAB_AUDIT_ACCESS_KEY_ID")

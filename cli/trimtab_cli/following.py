@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from trimtab_cli.access import Access
-from trimtab_cli.adapters.kubernetes import KubernetesObject
+from trimtab_cli.cluster_choice import KubernetesObject
 from trimtab_cli.errors import Unreachable
 from trimtab_cli.job_view import section
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trimtab_cli.access import OPERATOR_NAMESPACE
-from trimtab_cli.adapters.kubernetes import ClusterChoice
 from trimtab_cli.adapters.programs import run_program
+from trimtab_cli.cluster_choice import ClusterChoice
 from trimtab_cli.output import Output
 from trimtab_cli.sandbox_link import repository
 

@@ -4,8 +4,6 @@ import base64
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 from kubernetes import client, config
@@ -14,26 +12,11 @@ from kubernetes.config.config_exception import ConfigException
 from trimtab_operator.resources import API_VERSION
 from urllib3.exceptions import HTTPError
 
+from trimtab_cli.cluster_choice import ClusterChoice, KubernetesObject
 from trimtab_cli.errors import CliError, NotAllowed, NotFound, Unreachable
 
 TIMEOUT_SECONDS = (3.0, 10.0)
 """To connect, and to wait for an answer."""
-
-KubernetesObject = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterChoice:
-    """Which cluster and namespace a command speaks to; None means what the kubeconfig says."""
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    namespace: str | None = None
-
-    def arguments(self) -> tuple[str, ...]:
-        """The same choice as arguments of kubectl."""
-        given = {"--kubeconfig": self.kubeconfig, "--context": self.context, "--namespace": self.namespace}
-        return tuple(f"{name}={value}" for name, value in given.items() if value is not None)
 
 
 class Kubernetes:
@@ -41,7 +24,6 @@ class Kubernetes:
 
     def __init__(self, choice: ClusterChoice) -> None:
         """Read the kubeconfig and send nothing; raises NotFound when there is none or it lacks the context."""
-        self._choice = choice
         configuration = client.Configuration()
         file = str(choice.kubeconfig) if choice.kubeconfig else None
         try:
@@ -55,7 +37,7 @@ class Kubernetes:
             raise NotFound(f"The kubeconfig {wanted} does not lead to a cluster: {text}") from error
         chosen = next((one for one in contexts if one["name"] == choice.context), active)
         self.namespace: str = choice.namespace or chosen["context"].get("namespace") or "default"
-        self.server = str(configuration.host)
+        self.server = str(cast("Any", configuration).host)
         configuration.retries = cast("Any", False)
         self._client = client.ApiClient(configuration)
 

@@ -11,8 +11,8 @@ import typer
 from trimtab_contract.data_position import SkipLedger
 
 from trimtab_cli.access import Access
-from trimtab_cli.adapters.kubernetes import ClusterChoice, KubernetesObject
 from trimtab_cli.batch_logs import read_batch_logs, read_surviving_records
+from trimtab_cli.cluster_choice import ClusterChoice, KubernetesObject
 from trimtab_cli.commands.audit import as_json, verify_run
 from trimtab_cli.commands.sandbox import bring_up
 from trimtab_cli.demo.display import display

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from trimtab_cli.access import Access, chosen_cluster
-from trimtab_cli.adapters.kubernetes import KubernetesObject
+from trimtab_cli.cluster_choice import KubernetesObject
 from trimtab_cli.following import changes
 from trimtab_cli.job_view import JOB_COLUMNS, describe, items, job_row, job_summary, section, status_line
 from trimtab_cli.options import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trimtab_cli.adapters.kubernetes import ClusterChoice
+from trimtab_cli.cluster_choice import ClusterChoice
 from trimtab_cli.errors import ProgramFailed
 from trimtab_cli.installation import SANDBOX_VALUES, install_chart
 from trimtab_cli.options import ContextOption, KubeconfigOption, OutputOption

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 from trimtab_operator.story import printable
 
-from trimtab_cli.adapters.kubernetes import KubernetesObject
+from trimtab_cli.cluster_choice import KubernetesObject
 from trimtab_cli.job_view import job_summary, status_line
 from trimtab_cli.output import Output
 

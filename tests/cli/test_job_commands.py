@@ -1,0 +1,270 @@
+"""`trimtab job` and `trimtab checkpoint` on a real API server and a real S3 server."""
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from control_plane_fixture import ControlPlane
+from object_store_fixture import ADMIN, ObjectStoreServer
+from operator_objects import guard_incident, training_job
+from rollback_trail import TrailOptions, audit_objects, rollback_trail
+from trimtab_cli.__main__ import app
+from trimtab_contract.checkpoints import (
+    CheckpointManifest,
+    EvaluationProbe,
+    FiniteScan,
+    StoredObject,
+    encode_manifest,
+    sha256_hex,
+)
+from trimtab_contract.journal import record_hash
+from trimtab_contract.keys import RunId, checkpoint_prefix, journal_record
+from trimtab_operator.resources import custom_resource_definitions
+from typer.testing import CliRunner
+
+SHARD = b"weights" * 100
+AGE = "2026-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """A job with its trail and checkpoints, an operator's Deployment to read the settings from, and `trimtab`."""
+
+    plane: ControlPlane
+    store: ObjectStoreServer
+    namespace: str
+    run: RunId
+    training: str
+    audit: str
+    manifests: tuple[tuple[str, bytes], ...]
+
+    def trimtab(self, *arguments: str) -> Result:
+        options = [f"--kubeconfig={self.plane.kubeconfig}", f"--namespace={self.namespace}"]
+        return CliRunner().invoke(app, [*arguments, *options], env={"KUBECONFIG": str(self.plane.kubeconfig)})
+
+    def json(self, *arguments: str) -> Any:
+        result = self.trimtab(*arguments, "-o", "json")
+        assert result.exit_code in {0, 1}, result.stderr
+        return json.loads(result.stdout)
+
+    def status(self, kind: str, name: str, status: dict[str, Any]) -> None:
+        patch = json.dumps({"status": status})
+        options = (f"-n={self.namespace}", "--subresource=status", "--type=merge")
+        self.plane.kubectl("patch", kind, name, *options, f"-p={patch}")
+
+
+def manifest(run: RunId, step: int) -> bytes:
+    return encode_manifest(
+        CheckpointManifest(
+            run=str(run),
+            attempt=1,
+            step=step,
+            world_size=2,
+            next_window=step,
+            skip=(),
+            lr=None,
+            learning_rate=0.01,
+            optimizer_steps=step,
+            objects={"shard-0.bin": StoredObject(size=len(SHARD), sha256=sha256_hex(SHARD), rank=0)},
+            tensors={},
+            replica_checksum="0",
+            replicas_agree=True,
+            finite=FiniteScan(nonfinite=0),
+            evaluation=EvaluationProbe(window=step, window_sha256="0", losses=(1.0,)),
+            config_sha256="0",
+            code_sha256="0",
+            versions={},
+            trigger="Periodic",
+            saved_at=0.0,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def crds(control_plane: ControlPlane) -> ControlPlane:
+    definitions = custom_resource_definitions()
+    control_plane.apply(*definitions)
+    names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
+    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    control_plane.kubectl("create", "namespace", "trimtab-system")
+    return control_plane
+
+
+@pytest.fixture
+def laboratory(crds: ControlPlane, object_store: ObjectStoreServer) -> Laboratory:
+    namespace = crds.create_namespace("jobs")
+    training, audit = object_store.new_bucket("training"), object_store.new_bucket("audit")
+    storage = {"uri": f"s3://{training}/root", "endpoint": object_store.endpoint, "everySteps": 20}
+    crds.apply(
+        secret(namespace, "s3", AWS_ACCESS_KEY_ID=ADMIN.access_key, AWS_SECRET_ACCESS_KEY=ADMIN.secret_key),
+        secret("trimtab-system", "audit", id=ADMIN.access_key, key=ADMIN.secret_key),
+        operator_deployment(object_store.endpoint, audit),
+        training_job(namespace=namespace, trainer={"config": {"steps": 600}}, checkpoint=storage),
+    )
+    uid = crds.kubectl("get", "tj", "demo", f"-n={namespace}", "-o=jsonpath={.metadata.uid}")
+    run = RunId(namespace, "demo", uid)
+    client = object_store.client()
+    manifests: list[tuple[str, bytes]] = []
+    for step in (0, 300, 320):
+        prefix = checkpoint_prefix("root", run, step, 1, uuid.uuid4().hex[:8])
+        manifests.append((f"{prefix}manifest.json", manifest(run, step)))
+        client.put_object(Bucket=training, Key=f"{prefix}shard-0.bin", Body=SHARD)
+        client.put_object(Bucket=training, Key=manifests[-1][0], Body=manifests[-1][1])
+    bodies = rollback_trail(TrailOptions(run=run, manifests=tuple(manifests)))
+    for seq, body in bodies:
+        client.put_object(Bucket=audit, Key=journal_record(run, seq), Body=body)
+    for key, body in audit_objects(run).items():
+        client.put_object(Bucket=audit, Key=key, Body=body)
+    laboratory = Laboratory(crds, object_store, namespace, run, training, audit, tuple(manifests))
+    head = {"seq": len(bodies), "hash": record_hash(bodies[-1][1])}
+    status = {"phase": "Completed", "step": 600, "loss": "1.42", "attempt": 2, "rollbacks": 1, "journal": head}
+    laboratory.status("tj", "demo", {**status, "checkpoint": "600 Committed"})
+    return laboratory
+
+
+def secret(namespace: str, name: str, **values: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values}
+
+
+def operator_deployment(endpoint: str, bucket: str) -> dict[str, Any]:
+    def reference(key: str) -> dict[str, Any]:
+        return {"valueFrom": {"secretKeyRef": {"name": "audit", "key": key}}}
+
+    labels = {"app.kubernetes.io/name": "trimtab"}
+    env = [
+        {"name": "TRIMTAB_AUDIT_ENDPOINT", "value": endpoint},
+        {"name": "TRIMTAB_AUDIT_BUCKET", "value": bucket},
+        {"name": "TRIMTAB_AUDIT_ACCESS_KEY_ID", **reference("id")},
+        {"name": "TRIMTAB_AUDIT_SECRET_ACCESS_KEY", **reference("key")},
+    ]
+    pod = {"containers": [{"name": "operator", "image": "x", "env": env}]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "trimtab", "namespace": "trimtab-system", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
+    }
+
+
+def test_the_list_shows_what_people_look_for(laboratory: Laboratory) -> None:
+    header, row = laboratory.trimtab("job", "list").stdout.splitlines()
+    assert header.split() == ["Name", "Namespace", "Phase", "Step", "Loss", "Attempt", "Rollbacks", "Checkpoint", "Age"]
+    assert row.split()[:-1] == ["demo", laboratory.namespace, "Completed", "600", "1.42", "2", "1", "600", "Committed"]
+    (job,) = laboratory.json("job", "list")
+    assert (job["phase"], job["step"], job["steps"]) == ("Completed", 600, 600)
+
+
+def test_describe_reads_like_a_story(laboratory: Laboratory) -> None:
+    body = guard_incident(laboratory.namespace, "demo-a1-s321", job={"name": "demo", "uid": laboratory.run.uid})
+    laboratory.plane.apply(body)
+    laboratory.status(
+        "gi",
+        "demo-a1-s321",
+        {"phase": "Watching", "heldStep": 323, "finding": "Undecided", "outcome": "Recovered",
+         "skipped": {"first": 319, "last": 333, "bad": 12}},
+    )  # fmt: skip
+    involved = {"kind": "TrainingJob", "name": "demo", "namespace": laboratory.namespace, "uid": laboratory.run.uid}
+    metadata = {"name": "demo.1", "namespace": laboratory.namespace}
+    event = {"type": "Normal", "reason": "Restored", "message": "step 300 is restored", "count": 1}
+    times = {"firstTimestamp": AGE, "lastTimestamp": AGE}
+    laboratory.plane.apply(
+        {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": involved, **event, **times}
+    )
+    told = laboratory.trimtab("job", "describe", "demo").stdout
+    for part in (
+        "Completed, step 600 of 600, loss 1.42",
+        "Incident demo-a1-s321: Recovered",
+        "rule loss-spike fired at step 322",
+        "every rank held after step 323",
+        "plan 1: restore step 200",
+        "windows 319 to 333 are skipped, 12 of them measured as bad",
+        "00:00:00  Restored: step 300 is restored",
+    ):
+        assert part in told
+    assert laboratory.json("job", "describe", "demo")["incidents"][0]["name"] == "demo-a1-s321"
+
+
+def test_watching_ends_with_the_job_and_says_how(laboratory: Laboratory) -> None:
+    assert laboratory.trimtab("job", "watch", "demo").exit_code == 0
+    laboratory.status("tj", "demo", {"phase": "Failed", "message": "config.steps: must be at least 1"})
+    result = laboratory.trimtab("job", "watch", "demo")
+    assert result.exit_code == 1
+    assert "config.steps: must be at least 1" in result.stdout
+
+
+def test_the_audit_bucket_is_found_through_the_operator(laboratory: Laboratory) -> None:
+    answer = laboratory.json("audit", "verify", "demo")
+    assert answer["problems"] == []
+    assert answer["vouchedUntil"] == answer["headSeq"]
+    assert answer["evidenceFetched"] == 5
+
+
+def test_a_trail_whose_end_was_cut_off_is_found_through_the_status(laboratory: Laboratory) -> None:
+    last = len(rollback_trail())
+    laboratory.store.client().delete_object(Bucket=laboratory.audit, Key=journal_record(laboratory.run, last))
+    answer = laboratory.json("audit", "verify", "demo")
+    assert answer["verified"] is False
+    assert f"record {last} is missing" in str(answer["problems"])
+
+
+def test_checkpoints_are_listed_with_state_size_and_the_reason_against_them(laboratory: Laboratory) -> None:
+    rows = {row["step"]: row for row in laboratory.json("checkpoint", "list", "demo")}
+    assert [row["state"] for row in rows.values()] == ["Committed", "Committed", "Quarantined"]
+    assert rows[300]["size"] == len(SHARD) + len(laboratory.manifests[1][1])
+    assert rows[300]["chosen"] is True
+    assert rows[320]["why"] == "newer than step 301"
+    assert "chosen: the newest one old enough" in laboratory.trimtab("checkpoint", "list", "demo").stdout
+
+
+def test_whole_checkpoints_are_verified(laboratory: Laboratory) -> None:
+    result = laboratory.trimtab("checkpoint", "verify", "demo")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("every hash agrees with the journal") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "says"),
+    [
+        ("shard-0.bin", SHARD[:-1] + b"x", "object shard-0.bin has another SHA-256"),
+        ("shard-0.bin", SHARD[:-1], "has 699 bytes instead of 700"),
+        ("shard-0.bin", None, "object shard-0.bin is gone"),
+        ("manifest.json", b"{}", "its manifest is not the one whose hash the journal holds"),
+        ("manifest.json", None, "its manifest is gone"),
+    ],
+)
+def test_damage_to_a_checkpoint_is_found(laboratory: Laboratory, name: str, body: bytes | None, says: str) -> None:
+    key = laboratory.manifests[1][0].replace("manifest.json", name)
+    client = laboratory.store.client()
+    if body is None:
+        client.delete_object(Bucket=laboratory.training, Key=key)
+    else:
+        client.put_object(Bucket=laboratory.training, Key=key, Body=body)
+    assert laboratory.trimtab("checkpoint", "verify", "demo", "0").exit_code == 0
+    result = laboratory.trimtab("checkpoint", "verify", "demo", "300")
+    assert result.exit_code == 1
+    assert says in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("job", "describe", "nobody"), '"nobody" not found'),
+        (("checkpoint", "list", "nobody"), '"nobody" not found'),
+        (("checkpoint", "verify", "demo", "7"), "no checkpoint of step 7"),
+        (("audit", "show", "nobody"), "There is no TrainingJob nobody"),
+    ],
+)
+def test_what_is_not_there_is_named(laboratory: Laboratory, arguments: tuple[str, ...], says: str) -> None:
+    result = laboratory.trimtab(*arguments)
+    assert says in str(result.exception)
+    assert result.exit_code != 0
+
+
+def test_no_cluster_is_one_sentence(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["job", "list", f"--kubeconfig={tmp_path / 'none'}"])
+    assert "does not lead to a cluster" in str(result.exception)

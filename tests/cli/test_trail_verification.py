@@ -1,0 +1,129 @@
+"""A trail is believed only as far as it proves itself."""
+
+import pytest
+from rollback_trail import INCIDENT, RUN, TrailWriter, audit_objects, rewritten, rollback_trail
+from trimtab_cli.checkpoint_view import checkpoint_rows
+from trimtab_cli.errors import MalformedTrail
+from trimtab_cli.narrative import incident_story, record_line
+from trimtab_cli.trail import examine, named_evidence, read_trail
+from trimtab_contract.journal import record_hash
+
+
+def test_an_honest_trail_is_intact_to_its_head() -> None:
+    bodies = rollback_trail()
+    report = examine(bodies, (len(bodies), record_hash(bodies[-1][1])))
+    assert report.problems == ()
+    assert report.intact_until == report.head_seq == report.vouched_until == len(bodies)
+    assert report.phase == "Completed"
+
+
+def test_nothing_vouches_for_the_last_record_unless_its_hash_is_known_elsewhere() -> None:
+    assert examine(rollback_trail()).vouched_until == 0
+
+
+def test_a_changed_record_breaks_the_chain_behind_it() -> None:
+    bodies = rollback_trail()
+    seq, body = bodies[9]
+    bodies[9] = (seq, body.replace(b'"attempt":1', b'"attempt":7'))
+    assert body != bodies[9][1]
+    report = examine(bodies)
+    assert report.intact_until == 9
+    assert report.problems
+
+
+def test_a_missing_record_is_named() -> None:
+    bodies = rollback_trail()
+    del bodies[4]
+    report = examine(bodies)
+    assert report.intact_until < 5
+    assert any("record 5 is missing" in problem for problem in report.problems)
+
+
+def test_a_chain_forged_from_one_record_on_is_betrayed_by_the_hash_in_the_cluster() -> None:
+    bodies = rollback_trail()
+    head = (len(bodies), record_hash(bodies[-1][1]))
+    forged = rewritten(bodies, 12, time="2026-01-01T00:00:00.000001+00:00")
+    assert examine(forged).problems == ()
+    assert any("is not the one in the TrainingJob's status" in problem for problem in examine(forged, head).problems)
+
+
+def test_a_trail_cut_short_is_betrayed_by_the_hash_in_the_cluster() -> None:
+    bodies = rollback_trail()
+    head = (len(bodies), record_hash(bodies[-1][1]))
+    assert examine(bodies[:-2]).problems == ()
+    assert any("is missing" in problem for problem in examine(bodies[:-2], head).problems)
+
+
+def test_a_change_of_phase_that_the_machine_does_not_know_is_a_problem() -> None:
+    trail = TrailWriter()
+    trail.add("Takeover", after={"epoch": 1})
+    trail.add("NeedsHuman", reason={"message": "out of nowhere"}, after={"phase": "Restoring"})
+    assert examine(trail.bodies).problems == ("record 2: phase Pending cannot become Restoring",)
+
+
+def test_a_result_without_an_intent_is_a_problem() -> None:
+    trail = TrailWriter()
+    trail.add("Takeover", after={"epoch": 1})
+    trail.add("EndWorld", phase="Result", id="run#1", outcome="ended")
+    assert any("without an earlier intent" in problem for problem in examine(trail.bodies).problems)
+
+
+def test_an_unknown_action_is_a_problem_and_not_a_crash() -> None:
+    trail = TrailWriter()
+    trail.add("Levitate")
+    assert any("Levitate cannot be understood" in problem for problem in examine(trail.bodies).problems)
+    with pytest.raises(MalformedTrail, match="Record 1"):
+        read_trail(trail.bodies)
+
+
+def test_records_of_a_fenced_operator_are_named_and_do_not_count() -> None:
+    trail = TrailWriter(epoch=2)
+    trail.add("Takeover", after={"epoch": 2})
+    trail.epoch = 1
+    trail.add("Failed", after={"phase": "Failed", "message": "stale"})
+    report = examine(trail.bodies)
+    assert report.ignored == (2,)
+    assert report.phase == "Pending"
+
+
+def test_every_piece_of_evidence_and_every_policy_text_is_named_once() -> None:
+    found = named_evidence(read_trail(rollback_trail()).records)
+    by_store = {item.evidence.key: item.evidence.store for item in found}
+    assert set(audit_objects(RUN)) == {key for key, store in by_store.items() if store == "audit"}
+    assert sum(store == "checkpoint" for store in by_store.values()) == 3
+    assert len(by_store) == len(found)
+
+
+def test_the_story_of_an_incident_tells_rule_numbers_target_skip_and_outcome() -> None:
+    trail = read_trail(rollback_trail())
+    story = " ".join(incident_story(trail.counted, trail.state.closed[0]))
+    for part in (
+        "loss-spike of policy guards generation 3 fired at step 323: loss 8.1 is above 2.25",
+        "windows 320 to 322 were flagged",
+        "Every rank holds after step 323; replicas agree.",
+        "Finding: Undecided",
+        "step 300: the newest trustworthy one",
+        "Passed over: step 320 (Quarantined): newer than step 301.",
+        "Windows 319 to 333 are skipped; 12 of them",
+        "closed as Recovered",
+    ):
+        assert part in story
+
+
+def test_each_record_is_one_printable_line() -> None:
+    trail = read_trail(rollback_trail())
+    lines = [record_line(record) for record in trail.records]
+    assert all("\n" not in line for line in lines)
+    assert "operator operator-1 leads this run as epoch 1" in lines[0]
+    assert any("skipping 319-333" in line for line in lines)
+    assert any(INCIDENT not in line and "done: Job demo-1 created" in line for line in lines)
+
+
+def test_a_checkpoint_says_why_the_rollback_passed_it_over() -> None:
+    rows = {row.step: row for row in checkpoint_rows(read_trail(rollback_trail()), len)}
+    assert rows[300].chosen is True
+    assert rows[320].chosen is False
+    assert rows[320].why == "newer than step 301"
+    assert rows[320].state == "Quarantined"
+    assert not rows[320].surviving
+    assert rows[300].size == len("300/")
