@@ -62,7 +62,7 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
                 fault(12, "poisonGradient", tensor=QUERY),
                 fault(18, "flipBit", tensor=QUERY, index=3),
                 fault(23, "flipBit", attempt=3, tensor=MLP, index=7),
-                *(fault(step, "slow", rank=0, seconds=0.4) for step in (9, 29)),
+                fault(12, "slow", rank=0, seconds=1.0),
             ],
         }
     )
@@ -98,7 +98,10 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
         skip = ((20, 21),)
         run.ack(AckState.RUNNING, run.direct(Action.RUN, skip=skip, on_nonfinite=OnNonFinite.HOLD))
 
-        # A poisoned gradient is withheld on every rank before the update; the same Run does not free the world.
+        # A poisoned gradient is withheld on every rank before the update; the same Run does not free the world, not
+        # even one that arrives during the very step.
+        run.record(11)
+        run.direct(Action.RUN, skip=skip, on_nonfinite=OnNonFinite.HOLD)
         self_held = run.ack(AckState.HOLDING, reason=Reason.NON_FINITE)
         assert self_held.step == 12
         assert f"rank 1: gradient of {QUERY}" in self_held.detail

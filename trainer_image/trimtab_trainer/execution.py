@@ -66,6 +66,8 @@ class DirectiveExecutor:
                 nonfinite=self._scan(),
             )
         )
+        # From here on: a Run that arrived during the step and only repeats the old one must not free the world.
+        self._holding = True
 
     def wait(self) -> None:
         """Stay at this boundary until a Run is obeyed; ranks exchange a few numbers several times a second.

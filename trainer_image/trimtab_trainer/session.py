@@ -162,11 +162,11 @@ class Session:
         if self._state.withheld_in_a_row >= self._runtime.config.max_withheld_steps:
             raise WorldEnded(Reason.STUCK_NON_FINITE, f"{self._state.withheld_in_a_row} steps in a row: {self._bad}")
         training = not self._state.self_held
+        if not training:
+            self._executor.hold_by_itself(self._bad)
         if self._pending is not None:
             directive, self._pending = self._pending, None
             training = self._executor.obey(directive)
-        elif self._state.self_held:
-            self._executor.hold_by_itself(self._bad)
         if not training:
             self._executor.wait()
             self._started = 0.0
