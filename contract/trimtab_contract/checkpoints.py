@@ -34,12 +34,13 @@ class FiniteScan(msgspec.Struct, frozen=True, kw_only=True):
 class EvaluationProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The evaluation-mode loss of one micro-batch per rank of the next window; the restoring side repeats it.
 
-    `losses[rank]` are float64 images of the float32 losses; `window_sha256` hashes the bytes of the whole window.
+    `losses[rank]` are float64 images of the float32 losses, None where one is not finite (JSON writes it so): the
+    state may be sound and the window bad. `window_sha256` hashes the bytes of the whole window.
     """
 
     window: int
     window_sha256: str
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Restoring a checkpoint, and the probe that must pass before anybody may go on from it."""
 
 import math
+from collections.abc import Sequence
 
 from trimtab_contract.checkpoints import CheckpointManifest
 from trimtab_contract.data_position import SkipLedger
@@ -57,17 +58,18 @@ def _loss_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
     recorded = manifest.evaluation.losses
     measured = runtime.evaluation_losses(manifest.evaluation.window)
     if len(recorded) == len(measured):
-        same = all(_same(mine, then) for mine, then in zip(measured, recorded, strict=True))
+        same = all(_same(now, then) for now, then in zip(measured, recorded, strict=True))
     else:
-        same = abs(_mean(measured) - _mean(recorded)) <= LOSS_TOLERANCE
+        now, then = _mean(measured), _mean(recorded)
+        same = abs(now - then) <= LOSS_TOLERANCE or not (math.isfinite(now) or math.isfinite(then))
     if same:
         return ""
     return f"window {manifest.evaluation.window} has losses {list(measured)}, recorded were {list(recorded)}"
 
 
-def _same(measured: float, recorded: float) -> bool:
-    return measured == recorded or (math.isnan(measured) and math.isnan(recorded))
+def _same(measured: float, recorded: float | None) -> bool:
+    return not math.isfinite(measured) if recorded is None else measured == recorded
 
 
-def _mean(losses: tuple[float, ...]) -> float:
-    return sum(losses) / len(losses)
+def _mean(losses: Sequence[float | None]) -> float:
+    return sum(math.nan if loss is None else loss for loss in losses) / len(losses)

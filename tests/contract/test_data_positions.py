@@ -1,0 +1,115 @@
+"""Windows and samples as pure functions of step and skip ledger, against the obvious slow ways."""
+
+from itertools import count, islice, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trimtab_contract.data_position import DataOrder, Order, SkipLedger, permute
+from trimtab_contract.errors import InvalidPosition
+
+RANGE = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+RANGES = st.lists(RANGE, max_size=6).map(tuple)
+
+
+def obvious_windows(ranges: tuple[tuple[int, int], ...], steps: int) -> list[int]:
+    """The windows of steps 1, 2, ...: all windows in order, those in a range left out."""
+    skipped = {window for first, last in ranges for window in range(first, last + 1)}
+    return list(islice((window for window in count() if window not in skipped), steps))
+
+
+@given(RANGES)
+def test_any_sequence_of_skips_leaves_the_windows_of_the_obvious_list(ranges: tuple[tuple[int, int], ...]) -> None:
+    ledger = SkipLedger()
+    for first, last in ranges:
+        ledger = ledger.including(first, last)
+    assert ledger == SkipLedger.of(ranges)
+    windows = obvious_windows(ranges, 120)
+    assert [ledger.window_of_step(step) for step in range(1, 121)] == windows
+    assert [ledger.step_of_window(window) for window in windows] == list(range(1, 121))
+    assert [window for window in range(windows[-1]) if ledger.step_of_window(window) is None] == [
+        window for window in range(windows[-1]) if window not in windows
+    ]
+
+
+@given(RANGES)
+def test_a_ledger_is_sorted_disjoint_and_merged_whatever_it_was_made_from(ranges: tuple[tuple[int, int], ...]) -> None:
+    made = SkipLedger.of(ranges).ranges
+    assert all(before[1] + 1 < after[0] for before, after in pairwise(made))
+    assert SkipLedger(made).ranges == made
+    assert {window for first, last in made for window in range(first, last + 1)} == {
+        window for first, last in ranges for window in range(first, last + 1)
+    }
+
+
+@given(RANGES, RANGES, st.integers(0, 80))
+def test_two_ledgers_agree_up_to_a_step_if_they_map_every_step_so_far_alike(
+    mine: tuple[tuple[int, int], ...], theirs: tuple[tuple[int, int], ...], step: int
+) -> None:
+    same = obvious_windows(mine, step) == obvious_windows(theirs, step)
+    assert SkipLedger.of(mine).agrees_up_to(SkipLedger.of(theirs), step) is same
+
+
+@given(st.integers(2, 40), st.lists(RANGE, max_size=3).map(tuple))
+def test_a_skip_ahead_of_the_last_trained_window_never_changes_what_was_trained(
+    step: int, ranges: tuple[tuple[int, int], ...]
+) -> None:
+    ledger = SkipLedger.of(ranges)
+    ahead = ledger.window_of_step(step) + 1
+    assert ledger.including(ahead, ahead + 4).agrees_up_to(ledger, step)
+    assert not ledger.including(ledger.window_of_step(step), ahead).agrees_up_to(ledger, step)
+
+
+@pytest.mark.parametrize("ranges", [((3, 2),), ((-1, 2),), ((5, 6), (1, 2)), ((1, 4), (4, 6)), ((1, 4), (5, 6))])
+def test_a_ledger_out_of_order_is_refused(ranges: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(InvalidPosition, match="not sorted, disjoint and inclusive"):
+        SkipLedger(ranges)
+
+
+def test_there_is_no_step_before_the_first() -> None:
+    with pytest.raises(InvalidPosition, match="step 0 must be at least 1"):
+        SkipLedger().window_of_step(0)
+
+
+@given(st.integers(1, 700), st.integers(0, 2**64 - 1))
+@settings(max_examples=60)
+def test_the_permutation_is_a_bijection_of_any_size(size: int, key: int) -> None:
+    assert sorted(permute(index, size, key) for index in range(size)) == list(range(size))
+
+
+def test_the_permutation_depends_on_its_key_and_shuffles() -> None:
+    orders = [[permute(index, 1000, key) for index in range(1000)] for key in range(20)]
+    assert len({tuple(order) for order in orders}) == 20
+    # A random permutation has one fixed point on average.
+    assert sum(place == value for order in orders for place, value in enumerate(order)) < 60
+
+
+@given(st.integers(1, 90), st.integers(1, 12), st.integers(0, 2**70), st.sampled_from(Order))
+@settings(max_examples=60)
+def test_every_epoch_of_any_order_reads_every_sample_once(samples: int, batch: int, seed: int, order: Order) -> None:
+    data = DataOrder(order, samples, batch, seed)
+    windows = range(2 * samples)  # batch epochs' worth of windows, twice
+    read = [sample for window in windows for sample in data.samples_of_window(window)]
+    for epoch in range(2):
+        assert sorted(read[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+
+
+def test_shuffled_epochs_differ_and_sequential_ones_do_not() -> None:
+    def epoch(order: Order, number: int) -> list[int]:
+        data = DataOrder(order, 64, 1, 7)
+        return [data.sample(number * 64 + offset) for offset in range(64)]
+
+    assert epoch(Order.SEQUENTIAL, 0) == epoch(Order.SEQUENTIAL, 3) == list(range(64))
+    assert epoch(Order.SHUFFLED, 0) != epoch(Order.SHUFFLED, 1)
+    assert DataOrder(Order.SHUFFLED, 64, 1, 7).sample(5) != DataOrder(Order.SHUFFLED, 64, 1, 8).sample(5)
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(0, 4), (4, 0), (-1, 4)])
+def test_sizes_no_run_could_train_on_are_refused(samples: int, batch: int) -> None:
+    with pytest.raises(InvalidPosition, match="must both be at least 1"):
+        DataOrder(Order.SEQUENTIAL, samples, batch)
+
+
+def test_a_negative_window_is_refused() -> None:
+    with pytest.raises(InvalidPosition, match="window -1 is negative"):
+        DataOrder(Order.SEQUENTIAL, 4, 2).samples_of_window(-1)
