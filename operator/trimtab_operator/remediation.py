@@ -99,6 +99,8 @@ def _next_firing(state: RunState, observation: Observation) -> Command | None:
             policy_hash=latch.policy.hash,
         )
     if state.phase is _P.PROBATION and state.incident is not None:
+        if latch.fired_step > state.incident.probation_until:
+            return None  # the probation had passed: read late, it is closed first, and this is an incident of its own
         return drafts.record(
             state,
             JournalAction.RELAPSED,
