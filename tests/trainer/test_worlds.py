@@ -280,6 +280,31 @@ def test_a_hung_rank_leaves_its_stacks_and_a_superseded_world_falls_silent(make_
     assert not {ack.state for ack in run.acks()} & {AckState.STOPPED, AckState.TERMINATED, AckState.FAILED}
 
 
+def test_without_a_store_training_goes_on_and_a_suspect_state_is_never_saved_at_the_end(make_run: MakeRun) -> None:
+    run = make_run({"steps": 100_000}, checkpoint_every=10)
+    with run.world() as world:
+        run.direct(Action.RUN)
+        run.record(12)
+        run.store.stop()
+        try:
+            run.record(max(run.records()) + 30)
+            diagnose = Diagnose(windows=(3, 4), control=(0,))
+            hold = run.direct(Action.HOLD, incident="i-1", diagnose=diagnose)
+            held = run.ack(AckState.HOLDING, hold)
+        finally:
+            run.store.start()
+        evidence = decode_probe(object_of(run, run.ack(AckState.DIAGNOSED, hold).evidence))
+        assert [window for window, _ in evidence.windows] == [3, 4]
+        until("the whole archive", lambda: len(run.archived()) == held.step or None)
+
+        world.signal_pod(1, signal.SIGTERM)
+        assert all(status != 0 for status in world.ended())
+    assert [run.message(node).reason for node in (0, 1)] == [Reason.TERMINATED] * 2
+    assert run.ack(AckState.TERMINATED).checkpoint is None
+    assert "Terminated" not in {manifest.trigger for manifest in run.manifests()}
+    assert len(run.batches()) == 2 * held.step
+
+
 def test_every_wrong_setting_is_named_at_once_in_the_termination_message(make_run: MakeRun) -> None:
     run = make_run({"steps": 0, "globalBatch": "eight", "modle": {}, "data": {"order": "random"}})
     run.progress_deadline = -1
