@@ -9,12 +9,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import msgspec
 import numpy as np
 from object_store_fixture import ADMIN, ObjectStoreServer
 from redis_fixture import RedisServer
@@ -73,6 +72,7 @@ class Run:
     config: dict[str, Any]
     checkpoint_every: int = 5
     progress_deadline: float = 60.0
+    program: str = "trimtab_trainer"
     id: keys.RunId = field(default_factory=lambda: keys.RunId("team", "tiny", uuid.uuid4().hex[:12]))
     seq: int = 0
 
@@ -219,7 +219,7 @@ class Run:
         else:
             rendezvous = {"RANK": node, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
             environment |= {name: str(value) for name, value in rendezvous.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        command += ["-m", "trimtab_trainer"]
+        command += ["-m", self.program]
         with (self.folder / f"log-{number}-{node}.txt").open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
@@ -255,13 +255,11 @@ class World:
         return [pod.returncode for pod in self.pods]
 
     def kill(self) -> None:
-        """End what still runs, children included."""
+        """End what still runs; torchrun's workers lead sessions of their own, so each is ended by its process id."""
         for pod in self.pods:
             if pod.poll() is None:
-                os.killpg(pod.pid, signal.SIGKILL)
+                children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+                for pid in (*map(int, children), pod.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 pod.wait()
-
-
-def as_json(ack: Ack) -> str:
-    """An ack for people."""
-    return json.dumps(msgspec.to_builtins(ack))
