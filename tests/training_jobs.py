@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,18 @@ import pytest
 import yaml
 from redis import Redis
 from sandbox_fixture import Cluster
+from trimtab_contract.directives import ACK_FIELD, Ack, AckState, decode
 from trimtab_contract.evidence import BatchLogEntry, decode_batch_log
 from trimtab_contract.journal import JournalRecord, parse_record, verify_chain
-from trimtab_contract.keys import RunId, batches_prefix, directive_key, journal_prefix, journal_seq, records_prefix
+from trimtab_contract.keys import (
+    RunId,
+    ack_stream,
+    batches_prefix,
+    directive_key,
+    journal_prefix,
+    journal_seq,
+    records_prefix,
+)
 from trimtab_contract.metrics import MetricRecord, decode_archive
 from trimtab_operator.run_state import RunState, fold_all
 from trimtab_sandbox.cluster import SandboxInfo
@@ -208,6 +218,22 @@ class Namespace:
             assert time.monotonic() < end, f"waited {seconds:.0f} s for {action}; {self.describe(job)}"
             time.sleep(0.2)
 
+    def acks(self, job: str) -> list[Ack]:
+        """Everything the trainer said of itself, the oldest first."""
+        return [decode(Ack, fields[ACK_FIELD]) for _, fields in self.redis.xrange(ack_stream(self.run(job)))]
+
+    def wait_held(self, job: str, held_seconds: float, seconds: float = 120) -> None:
+        """Wait until a world has been holding for so long by its own clock, getting on all the time."""
+        end = time.monotonic() + seconds
+        while True:
+            acks = self.acks(job)
+            held = list(takewhile(lambda ack: ack.state is AckState.HOLDING, reversed(acks)))
+            if held and held[0].time - held[-1].time >= held_seconds:
+                assert held[0].progress > held[-1].progress
+                return
+            assert time.monotonic() < end, f"waited {seconds:.0f} s for a hold; {self.describe(job)}"
+            time.sleep(0.5)
+
     def describe(self, job: str) -> str:
         """What a person would look at when a test fails."""
         told = self.cluster.kubectl("describe", "trainingjob", job)
@@ -329,9 +355,7 @@ def new_namespace(operator: Cluster, sandbox: SandboxInfo, purpose: str) -> Gene
     name = "e2e-" + hashlib.sha256(purpose.encode()).hexdigest()[:8] + f"-{int(time.time()) % 100000}"
     cluster = Cluster(environment, name)
     secret = json.loads(operator.kubectl("-n", "default", "get", "secret", "s3", "-o", "json"))
-    operator.kubectl("create", "namespace", name)
     plain = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "data": secret["data"]}
-    cluster.kubectl("apply", "-f", "-", text=json.dumps(plain))
     s3 = boto3.client(
         "s3",
         endpoint_url=environment["TRIMTAB_S3_ENDPOINT"],
@@ -339,7 +363,10 @@ def new_namespace(operator: Cluster, sandbox: SandboxInfo, purpose: str) -> Gene
         aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
         region_name="us-east-1",
     )
-    redis = Redis.from_url(environment["TRIMTAB_REDIS_URL"])
-    yield Namespace(cluster, sandbox, redis, s3)
-    redis.close()
-    operator.kubectl("delete", "namespace", name, "--wait=false")
+    operator.kubectl("create", "namespace", name)
+    try:
+        cluster.kubectl("apply", "-f", "-", text=json.dumps(plain))
+        with Redis.from_url(environment["TRIMTAB_REDIS_URL"]) as redis:
+            yield Namespace(cluster, sandbox, redis, s3)
+    finally:
+        operator.kubectl("delete", "namespace", name, "--wait=false")
