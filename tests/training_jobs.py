@@ -308,7 +308,7 @@ def chart_values(**changes: Any) -> Json:
         "audit": {"endpoint": S3_IN_CLUSTER},
         "leaseSeconds": 6,
         "resyncSeconds": 5,
-        "resources": {"requests": {"cpu": None, "memory": None}, "limits": {"memory": None}},
+        "resources": {"requests": {"memory": None}, "limits": {"memory": None}},
         **changes,
     }
 
