@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trimtab_contract.errors import ContractError
 
-_PART = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$")
+_PART = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 REDIS_TTL_SECONDS = 7 * 24 * 3600
 """Keys of a run live this long after they were last refreshed."""
@@ -22,7 +22,7 @@ class RunId:
     def __post_init__(self) -> None:
         """Refuse parts that could escape the run's own prefix."""
         for field in ("namespace", "name", "uid"):
-            if not _PART.match(getattr(self, field)):
+            if not _PART.fullmatch(getattr(self, field)):
                 message = f"run id: {field} {getattr(self, field)!r} is not a Kubernetes name"
                 raise ContractError(message)
 
@@ -59,8 +59,14 @@ REDIS_USER_PREFIX = "tt-"
 
 
 def redis_user(run: RunId) -> str:
-    """Redis ACL user of one run."""
-    return f"{REDIS_USER_PREFIX}{run.uid}"
+    """Redis ACL user of one run, `tt-<namespace>.<uid>`: namespaces hold no dots."""
+    return f"{REDIS_USER_PREFIX}{run.namespace}.{run.uid}"
+
+
+def redis_user_namespace(user: str) -> str | None:
+    """The namespace of a run's user; None when it is no run's."""
+    namespace, dot, _ = user.removeprefix(REDIS_USER_PREFIX).partition(".")
+    return namespace if dot and user.startswith(REDIS_USER_PREFIX) else None
 
 
 def redis_acl_patterns(run: RunId) -> tuple[str, ...]:
@@ -102,7 +108,7 @@ def records_segment(root: str, run: RunId, attempt: int, first_step: int, last_s
 
 def segment_steps(key: str) -> tuple[int, int]:
     """First and last step in a `records_segment` key; raises ContractError."""
-    match = re.search(r"/(\d{12})-(\d{12})$", key)
+    match = re.search(r"/([0-9]{12})-([0-9]{12})\Z", key)
     if match is None:
         message = f"{key!r} is not a records segment"
         raise ContractError(message)
@@ -141,7 +147,7 @@ def journal_record(run: RunId, seq: int) -> str:
 
 def journal_seq(key: str) -> int:
     """The sequence number in a `journal_record` key; raises ContractError."""
-    match = re.search(r"/(\d{12})\.json$", key)
+    match = re.search(r"/([0-9]{12})\.json\Z", key)
     if match is None:
         message = f"{key!r} is not a journal record"
         raise ContractError(message)

@@ -62,7 +62,10 @@ async def run(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    cluster = await KubernetesCluster.connect()
+    # First of all, so that the kubelet hears from a process that waits for everything else.
+    proven = asyncio.Event()
+    server = await health.serve(settings.health_port, proven.is_set)
+    cluster = await KubernetesCluster.connect(namespaces=settings.watch_namespaces)
     lease = LeaderLease(
         cluster, settings.namespace, settings.lease_name, settings.pod_name, duration_seconds=settings.lease_seconds
     )
@@ -70,8 +73,6 @@ async def run(settings: Settings) -> int:
         S3Location(settings.audit_bucket, settings.audit_endpoint or ""),
         S3Credentials(settings.audit_access_key_id, settings.audit_secret_access_key.get_secret_value()),
     )
-    proven = asyncio.Event()
-    server = await health.serve(settings.health_port, proven.is_set)
     bus = RedisBus(_redis_url(settings), max_connections=MAX_RUNS)
     try:
         work = asyncio.create_task(_lead(settings, cluster, lease, audit, bus, proven))
@@ -133,6 +134,7 @@ async def _lead(
         identity=identity,
         defaults=settings.workload,
         resync_seconds=settings.resync_seconds,
+        namespaces=settings.watch_namespaces,
     )
     supervisor = Supervisor(ports)
     registry = kopf.OperatorRegistry()

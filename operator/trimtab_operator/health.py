@@ -7,7 +7,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 
 async def serve(port: int, ready: Callable[[], bool]) -> web.AppRunner:
-    """Serve `/healthz`, `/readyz` and `/metrics`; the returned runner is cleaned up by the caller."""
+    """Serve `/healthz`, `/readyz` and `/metrics`; the returned runner is cleaned up by the caller.
+
+    `/healthz` answers while the event loop turns. `/readyz` answers when the process can lead as soon as the Lease is
+    its own: a standby is ready, one whose audit store is not proved is not.
+    """
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

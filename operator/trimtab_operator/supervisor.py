@@ -7,7 +7,8 @@ from typing import Any
 
 import structlog
 from trimtab_contract.errors import ContractError
-from trimtab_contract.keys import RunId, redis_user
+from trimtab_contract.journal import parse_record
+from trimtab_contract.keys import RunId, redis_user, redis_user_namespace
 
 from trimtab_operator.errors import Fenced, OperatorError, TemporaryError
 from trimtab_operator.reconciler import Ports, RunReconciler
@@ -67,14 +68,26 @@ class Supervisor:
 
     async def end_orphans(self) -> None:
         """Runs whose TrainingJob went away while no operator looked get their last record."""
+        # In this order: a run with a journal whose job is not listed afterwards is gone, and not merely new.
+        runs = await self._ports.journal.runs()
         living = {str(body["metadata"]["uid"]) for body in await self._ports.cluster.training_jobs()}
-        for run in await self._ports.journal.runs():
-            if run.uid in living:
+        for run in runs:
+            if run.uid in living or run in self._runs or not self._ports.watches(run.namespace):
                 continue
-            reconciler = RunReconciler(run, self._ports)
-            if await reconciler.last_action() is not JournalAction.RUN_ENDED:
-                await reconciler.open()
-                await reconciler.end("Deleted")
+            try:
+                await self._end_orphan(run)
+            except (Fenced, TemporaryError):
+                raise
+            except (OperatorError, ContractError) as error:
+                log.warning("an orphaned run cannot be ended", run=str(run), error=str(error))
+
+    async def _end_orphan(self, run: RunId) -> None:
+        last = await self._ports.journal.last(run)
+        if last is None or parse_record(last).action == JournalAction.RUN_ENDED:
+            return
+        reconciler = RunReconciler(run, self._ports)
+        await reconciler.open()
+        await reconciler.end("Deleted")
 
     async def close(self) -> None:
         """End every reconciler."""
@@ -121,7 +134,8 @@ class Supervisor:
         """Remove Redis users whose run is gone."""
         wanted = {redis_user(run) for run in self._runs}
         for user in await self._ports.bus.users():
-            if user not in wanted:
+            namespace = redis_user_namespace(user)
+            if namespace is not None and self._ports.watches(namespace) and user not in wanted:
                 await self._ports.bus.delete_user(user)
 
 

@@ -33,14 +33,19 @@ _LEASES = Resource("coordination.k8s.io/v1", "leases")
 class KubernetesCluster:
     """`Cluster`, and the `LeaseStore` of the leader's Lease."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, namespaces: tuple[str, ...] = ()) -> None:
         """Made by `connect`."""
-        self._server = server
+        self._server, self._namespaces = server, namespaces
 
     @classmethod
-    async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> "KubernetesCluster":
-        """Use the pod's service account, or a kubeconfig (the usual one when None); raises PermanentError."""
-        return cls(await ApiServer.connect(kubeconfig, context))
+    async def connect(
+        cls, kubeconfig: Path | None = None, context: str | None = None, *, namespaces: tuple[str, ...] = ()
+    ) -> "KubernetesCluster":
+        """Use the pod's service account, or a kubeconfig (the usual one when None); raises PermanentError.
+
+        `namespaces` are the only ones whose TrainingJobs are listed, as its rights may reach no further; empty: all.
+        """
+        return cls(await ApiServer.connect(kubeconfig, context), namespaces)
 
     async def close(self) -> None:
         """End every connection."""
@@ -52,7 +57,9 @@ class KubernetesCluster:
 
     async def training_jobs(self) -> tuple[KubernetesObject, ...]:
         """See `Cluster.training_jobs`."""
-        return await self._server.list(_RESOURCES[Kind.TRAINING_JOB])
+        resource = _RESOURCES[Kind.TRAINING_JOB]
+        lists = [await self._server.list(resource, namespace) for namespace in self._namespaces or ("",)]
+        return tuple(job for jobs in lists for job in jobs)
 
     async def guard_policy(self, namespace: str, name: str) -> KubernetesObject:
         """See `Cluster.guard_policy`."""

@@ -43,6 +43,10 @@ class JournalStore(Protocol):
         """Every record with a sequence number above `after`, as (number in the key, bytes) in key order."""
         ...
 
+    async def last(self, run: RunId) -> bytes | None:
+        """The record with the highest sequence number alone, None when there is none."""
+        ...
+
     async def append(self, run: RunId, seq: int, body: bytes) -> Appended:
         """Write a record unless its number is taken. After StoreUnavailable append the same bytes again."""
         ...
@@ -254,7 +258,7 @@ class Cluster(Protocol):
         ...
 
     async def training_jobs(self) -> tuple[KubernetesObject, ...]:
-        """Every TrainingJob of every namespace."""
+        """Every TrainingJob of every watched namespace."""
         ...
 
     async def guard_policy(self, namespace: str, name: str) -> KubernetesObject:

@@ -70,10 +70,14 @@ class S3JournalStore:
 
     async def read(self, run: RunId, after: int = 0) -> tuple[tuple[int, bytes], ...]:
         """See `JournalStore.read`."""
-        listed = await self._bucket.sizes(keys.journal_prefix(run), keys.journal_record(run, after) if after else "")
-        wanted = sorted((seq, key) for key in listed if (seq := _seq(run, key)) is not None and seq > after)
+        wanted = await self._listed(run, after)
         bodies = await _gather((key for _, key in wanted), self._bucket.get)
         return tuple((seq, body) for (seq, _), body in zip(wanted, bodies, strict=True))
+
+    async def last(self, run: RunId) -> bytes | None:
+        """See `JournalStore.last`."""
+        listed = await self._listed(run)
+        return await self._bucket.get(listed[-1][1]) if listed else None
 
     async def append(self, run: RunId, seq: int, body: bytes) -> Appended:
         """See `JournalStore.append`."""
@@ -96,6 +100,11 @@ class S3JournalStore:
         for _ in range(3):
             folders = tuple(child for level in await _gather(folders, self._bucket.folders) for child in level)
         return tuple(sorted(run for folder in folders if (run := _run(folder)) is not None))
+
+    async def _listed(self, run: RunId, after: int = 0) -> list[tuple[int, str]]:
+        """(sequence number, key) of the records above `after`, in order."""
+        listed = await self._bucket.sizes(keys.journal_prefix(run), keys.journal_record(run, after) if after else "")
+        return sorted((seq, key) for key in listed if (seq := _seq(run, key)) is not None and seq > after)
 
     async def _write(self, key: str, body: bytes) -> Appended:
         for attempt in range(_RACING_ATTEMPTS):

@@ -1,0 +1,122 @@
+"""What the supervisor ends and sweeps, with a real API server, Redis and S3 that operators of others share with it."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from control_plane_fixture import ControlPlane
+from object_store_fixture import ADMIN, ObjectStoreServer
+from operator_objects import training_job
+from redis_fixture import RedisServer
+from trimtab_contract.keys import RunId, redis_user, redis_user_namespace
+from trimtab_operator.adapters.kubernetes import KubernetesCluster
+from trimtab_operator.adapters.lease import LeaderLease
+from trimtab_operator.adapters.redis import RedisBus
+from trimtab_operator.adapters.s3 import S3CheckpointStores, S3Credentials, S3JournalStore, S3Location
+from trimtab_operator.journal import Identity, RunJournal
+from trimtab_operator.reconciler import Ports
+from trimtab_operator.resources import custom_resource_definitions
+from trimtab_operator.supervisor import Supervisor
+from trimtab_operator.workload import WorkloadDefaults
+
+IDENTITY = Identity("operator", "pod", "uid", "image")
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane) -> ControlPlane:
+    definitions = custom_resource_definitions()
+    control_plane.apply(*definitions)
+    names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
+    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    return control_plane
+
+
+@pytest.fixture
+async def ports(api: ControlPlane, redis_server: RedisServer, object_store: ObjectStoreServer) -> AsyncIterator[Ports]:
+    ours = api.create_namespace("ours")
+    cluster = await KubernetesCluster.connect(api.kubeconfig, namespaces=(ours,))
+    bus = RedisBus(redis_server.url, timeout_seconds=2.0)
+    location = S3Location(object_store.new_bucket("audit"), object_store.endpoint)
+    journal = S3JournalStore(location, S3Credentials(ADMIN.access_key, ADMIN.secret_key))
+    stores = S3CheckpointStores()
+    lease = LeaderLease(cluster, ours, "operator", "pod", duration_seconds=300)
+    await lease.acquire()
+    yield Ports(
+        cluster=cluster,
+        bus=bus,
+        journal=journal,
+        stores=stores,
+        lease=lease,
+        identity=IDENTITY,
+        defaults=WorkloadDefaults("image", "redis://redis:6379"),
+        resync_seconds=0.1,
+        namespaces=(ours,),
+    )
+    for port in (bus, journal, stores, cluster):
+        await port.close()
+
+
+def new_run(namespace: str) -> RunId:
+    return RunId(namespace, "job", str(uuid.uuid4()))
+
+
+async def open_journal(ports: Ports, run: RunId) -> None:
+    await RunJournal(ports.journal, run, IDENTITY).take_over(0)
+
+
+async def test_a_run_whose_job_went_away_unseen_is_ended_once_and_others_runs_are_left_alone(
+    api: ControlPlane, ports: Ports
+) -> None:
+    (ours,) = ports.namespaces
+    gone, foreign = new_run(ours), new_run(api.create_namespace("theirs"))
+    api.apply(training_job("living", ours))
+    living = RunId(ours, "living", (await ports.cluster.training_job(ours, "living"))["metadata"]["uid"])
+    for run in (gone, foreign, living):
+        await open_journal(ports, run)
+    for _ in range(2):
+        await Supervisor(ports).end_orphans()
+    records = {run: len(await ports.journal.read(run)) for run in (gone, foreign, living)}
+    assert records == {gone: 3, foreign: 1, living: 1}
+    last = await ports.journal.last(gone)
+    assert last is not None
+    assert b'"RunEnded"' in last
+
+
+async def test_a_damaged_journal_keeps_no_other_run_from_being_ended(ports: Ports) -> None:
+    (ours,) = ports.namespaces
+    damaged, gone = sorted((new_run(ours), new_run(ours)))
+    await ports.journal.append(damaged, 1, b"no record")
+    await open_journal(ports, gone)
+    await Supervisor(ports).end_orphans()
+    last = await ports.journal.last(gone)
+    assert last is not None
+    assert b'"RunEnded"' in last
+
+
+async def test_the_sweep_removes_users_of_runs_that_are_gone_and_no_others(api: ControlPlane, ports: Ports) -> None:
+    (ours,) = ports.namespaces
+    gone, foreign = new_run(ours), new_run(api.create_namespace("theirs"))
+    for run in (gone, foreign):
+        await ports.bus.ensure_user(run, "password")
+    sweep = asyncio.create_task(Supervisor(ports).resync())
+    try:
+        while redis_user(gone) in await ports.bus.users():
+            assert not sweep.done()
+            await asyncio.sleep(0.05)
+    finally:
+        sweep.cancel()
+    assert redis_user(foreign) in await ports.bus.users()
+
+
+async def test_only_watched_namespaces_are_listed(api: ControlPlane, ports: Ports) -> None:
+    (ours,) = ports.namespaces
+    api.apply(training_job("mine", ours), training_job("other", api.create_namespace("theirs")))
+    names = [job["metadata"]["name"] for job in await ports.cluster.training_jobs()]
+    assert names == ["mine"]
+
+
+def test_a_users_namespace_is_in_its_name() -> None:
+    assert redis_user_namespace(redis_user(new_run("team-a"))) == "team-a"
+    assert redis_user_namespace("tt-administrator") is None
+    assert redis_user_namespace("somebody.else") is None
