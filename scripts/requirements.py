@@ -1,8 +1,11 @@
-"""Print every third-party requirement of the project and its extras, one a line, from pyproject.toml."""
+"""Print the project's third-party requirements, one a line, from pyproject.toml: with the named extras, or with all."""
 
+import sys
 import tomllib
 from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-wanted = {*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)}
+extras = project["optional-dependencies"]
+chosen = sys.argv[1:] or extras
+wanted = {*project["dependencies"], *(one for extra in chosen for one in extras[extra])}
 print("\n".join(sorted(wanted)))
