@@ -1,0 +1,82 @@
+"""Two replicas: the leader is frozen in the middle of an incident, the standby finishes it, the frozen one wakes."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from journal_tail import JournalTail
+from node_processes import PodProcess, leader
+from sandbox_fixture import Cluster
+from training_jobs import Namespace, Trail, guard_policy, install_chart
+from trimtab_operator.run_state import RunPhase
+from trimtab_sandbox.commands import wait_until
+from undisturbed_runs import commands, damaged_job, decisions
+
+pytestmark = pytest.mark.node
+
+
+@pytest.fixture
+def two_operators(operator: Cluster) -> Iterator[Cluster]:
+    """A leader and a standby."""
+    install_chart(operator, replicas=2)
+    yield operator
+    install_chart(operator)
+
+
+@pytest.mark.usefixtures("two_operators")
+def test_a_frozen_leader_that_wakes_changes_nothing(namespace: Namespace, undisturbed: Namespace) -> None:
+    """Once it wakes long after its successor has finished, once while the successor is at work."""
+    namespace.apply(guard_policy(), damaged_job("damaged", incidents=2))
+    tail = JournalTail(namespace, "damaged")
+
+    first = _freeze_with_an_intent(tail, incident=1)
+    tail.wait("a Takeover", lambda seen: seen.count("Takeover") == 2)
+    tail.wait("the end of the incident", lambda seen: seen.count("IncidentClosed") == 1)
+    second = _freeze_with_an_intent(tail, incident=2)
+    _wake_to_its_end(tail, first)
+    tail.wait("a Takeover", lambda seen: seen.count("Takeover") == 3)
+    _wake_to_its_end(tail, second)
+    namespace.wait_phase("damaged", "Completed")
+
+    trail = namespace.trail("damaged")
+    _assert_no_stale_word(trail)
+    assert decisions(trail) == decisions(undisturbed.trail("damaged"))[:2]
+    expected = commands(undisturbed.trail("damaged"))
+    assert commands(trail) == expected[: len(commands(trail))]
+    directive = namespace.directive("damaged")
+    assert directive is not None
+    assert trail.state.directive is not None
+    assert (directive["epoch"], directive["seq"]) == trail.state.directive.order
+
+
+def _freeze_with_an_intent(tail: JournalTail, incident: int) -> PodProcess:
+    """Stop the leader between an intent of the incident and its result: the most it can have left to do."""
+    tail.wait(f"incident {incident}", lambda seen: seen.count("IncidentOpened") == incident)
+    frozen = leader(tail.namespace.cluster)
+    frozen.step_until(lambda: tail.poll().pending is not None or tail.state.phase is RunPhase.PROBATION)
+    return frozen
+
+
+def _wake_to_its_end(tail: JournalTail, frozen: PodProcess) -> None:
+    """Wake a process and wait until it has ended by itself: its container starts again, as a standby."""
+    before, woken = tail.namespace.directive(tail.job), time.monotonic()
+    pids = frozen.wake()
+    wait_until("The end of the fenced operator", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    print(f"the woken leader ended {time.monotonic() - woken:.1f} s later")
+    after = tail.namespace.directive(tail.job)
+    assert before is not None
+    assert after is not None
+    assert (after["epoch"], after["seq"]) >= (before["epoch"], before["seq"])
+
+
+def _assert_no_stale_word(trail: Trail) -> None:
+    """Epochs only rise: after each Takeover nobody but its author wrote."""
+    authors: list[tuple[int, str]] = []
+    for record in trail.records:
+        author = (record.actor.epoch, record.actor.pod_uid)
+        if record.action == "Takeover":
+            assert not authors or author[0] > authors[-1][0]
+            authors.append(author)
+        assert author == authors[-1]
+    assert len(authors) == 3

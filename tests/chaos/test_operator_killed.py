@@ -1,0 +1,100 @@
+"""`kill -9` of the operator in every phase of an incident: its successor decides what it would have decided."""
+
+import time
+
+import pytest
+from journal_tail import JournalTail
+from node_processes import PodProcess, leader
+from training_jobs import Namespace, guard_policy
+from trimtab_contract.directives import Action
+from trimtab_operator.run_state import RunPhase, RunState, fold_all
+from undisturbed_runs import INCIDENTS, commands, damaged_job, decisions
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
+
+HELD_PHASES = (
+    RunPhase.HOLDING,
+    RunPhase.DIAGNOSING,
+    RunPhase.SELECTING,
+    RunPhase.RESTORING,
+    RunPhase.DIAGNOSING_RESTORED,
+)
+"""Phases in which the world holds: it waits for the successor."""
+
+
+def test_the_successor_comes_to_the_same_decisions_in_every_phase(namespace: Namespace, undisturbed: Namespace) -> None:
+    """One run meets a kill in each held phase, then one in probation, then one before anybody holds."""
+    namespace.apply(guard_policy(), damaged_job("damaged"))
+    tail = JournalTail(namespace, "damaged")
+    wanted = list(HELD_PHASES)
+    for number in range(1, INCIDENTS - 1):
+        _wait_for_incident(tail, number)
+        if wanted and _killed_in(tail, wanted[0]):
+            wanted.pop(0)
+    assert not wanted, f"not met: {wanted}"
+    _wait_for_incident(tail, INCIDENTS - 1)
+    assert _killed_in(tail, RunPhase.PROBATION)
+    _wait_for_incident(tail, INCIDENTS)
+    _kill(tail, leader(namespace.cluster))
+    namespace.wait_phase("damaged", "Completed")
+
+    trail, expected = namespace.trail("damaged"), undisturbed.trail("damaged")
+    assert decisions(trail) == decisions(expected)
+    assert commands(trail) == commands(expected)
+    takeovers = [index for index, record in enumerate(trail.records) if record.action == "Takeover"]
+    epochs = [record.actor.epoch for record in trail.records]
+    assert epochs == sorted(epochs)
+    assert all(epochs[index] > epochs[index - 1] for index in takeovers[1:])
+    interrupted = [fold_all(trail.records[:index]).phase for index in takeovers[1:]]
+    assert {*HELD_PHASES, RunPhase.PROBATION} <= set(interrupted)
+    assert {pod["metadata"]["labels"]["trimtab.dev/attempt"] for pod in namespace.pods("damaged")} == {"1"}
+
+
+def _wait_for_incident(tail: JournalTail, number: int) -> None:
+    tail.wait(f"incident {number}", lambda seen: seen.count("IncidentOpened") >= number)
+
+
+def _killed_in(tail: JournalTail, phase: RunPhase) -> bool:
+    """Let the leader work in slow motion until the incident is in `phase`, and kill it there; False when it passed."""
+    operator, incident = leader(tail.namespace.cluster), tail.state.incident
+    operator.step_until(lambda: _reached(tail, phase) or _passed(tail, incident.name if incident else "", phase))
+    # What was on its way to the store when the process was stopped arrives now.
+    time.sleep(0.05)
+    tail.poll()
+    if tail.state.phase is not phase:
+        operator.wake()
+        return False
+    _kill(tail, operator)
+    if phase is RunPhase.RESTORING:
+        _kill(tail, operator)
+    return True
+
+
+def _reached(tail: JournalTail, phase: RunPhase) -> bool:
+    state = tail.poll()
+    if phase is RunPhase.HOLDING:
+        # Held in earnest: without a Hold in force the run would train on, and through the next damaged stretches.
+        return state.phase is phase and state.pending is None and _action(state) is Action.HOLD
+    return state.phase is phase
+
+
+def _action(state: RunState) -> Action | None:
+    return state.directive.action if state.directive else None
+
+
+_ORDER: tuple[RunPhase, ...] = (*HELD_PHASES, RunPhase.PROBATION, RunPhase.WATCHING)
+
+
+def _passed(tail: JournalTail, incident: str, phase: RunPhase) -> bool:
+    state = tail.state
+    gone = state.incident is None or state.incident.name != incident
+    return gone or _ORDER.index(state.phase) > _ORDER.index(phase)
+
+
+def _kill(tail: JournalTail, operator: PodProcess) -> None:
+    """Kill the operator and wait until its successor has taken the run over."""
+    takeovers, started = tail.count("Takeover"), time.monotonic()
+    phase = tail.poll().phase
+    operator.kill()
+    tail.wait("a Takeover", lambda seen: seen.count("Takeover") > takeovers)
+    print(f"killed in {phase}: taken over after {time.monotonic() - started:.1f} s")
