@@ -253,8 +253,8 @@ def test_damage_to_a_checkpoint_is_found(laboratory: Laboratory, name: str, body
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("job", "describe", "nobody"), '"nobody" not found'),
-        (("checkpoint", "list", "nobody"), '"nobody" not found'),
+        (("job", "describe", "nobody"), "There is no trainingjob nobody in namespace jobs-"),
+        (("checkpoint", "list", "nobody"), "There is no trainingjob nobody in namespace jobs-"),
         (("checkpoint", "verify", "demo", "7"), "no checkpoint of step 7"),
         (("audit", "show", "nobody"), "There is no TrainingJob nobody"),
     ],

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -17,6 +18,8 @@ from trimtab_cli.errors import CliError, NotAllowed, NotFound, Unreachable
 
 TIMEOUT_SECONDS = (3.0, 10.0)
 """To connect, and to wait for an answer."""
+
+_ITEM = re.compile(r"/namespaces/(?P<namespace>[^/]+)/(?P<kind>[^/]+)s/(?P<name>[^/]+)$")
 
 
 class Kubernetes:
@@ -97,7 +100,9 @@ class Kubernetes:
         if status == 404 and said.startswith(("404 page", "the server could not find")):
             return NotFound("The cluster does not know Trimtab's resources: install the chart first.")
         if status == 404:
-            return NotFound(f"{said[:1].upper()}{said[1:]} in namespace {self.namespace}.")
+            item = _ITEM.search(path)
+            what = f"{item['kind']} {item['name']} in namespace {item['namespace']}" if item else path
+            return NotFound(f"There is no {what}.")
         if status in {401, 403}:
             return NotAllowed(f"The API server refuses: {said}")
         return Unreachable(f"The API server {self.server} answered {status} to {path}: {said}")

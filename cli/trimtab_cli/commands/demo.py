@@ -44,6 +44,9 @@ def demo(
     form: OutputOption = Format.TEXT,
     summary: Annotated[Path | None, typer.Option("--summary", help="Where the summary goes.")] = None,
     seconds: Annotated[float, typer.Option("--timeout", help="Give the job this many seconds.")] = 900.0,
+    operator: Annotated[
+        bool, typer.Option("--operator/--no-operator", help="Install or upgrade the operator first.")
+    ] = True,
 ) -> None:
     """Run the whole loop on this machine and tell what happened; exit code 0 only when all of it holds."""
     output = Output(form)
@@ -57,7 +60,8 @@ def demo(
         checkpoint_endpoint=info.environment["TRIMTAB_S3_ENDPOINT"],
         environment=info.environment,
     )
-    install_chart(output, access.choice, values=repository() / SANDBOX_VALUES, environment=info.environment)
+    if operator:
+        install_chart(output, access.choice, values=repository() / SANDBOX_VALUES, environment=info.environment)
     remove_old_job(output, access)
     prepare_data(output, stage)
     apply_example(output, stage)
