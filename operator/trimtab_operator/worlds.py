@@ -71,7 +71,11 @@ def _lost(state: RunState, observation: Observation, world: World) -> Command:
     pods = observation.pods
     messages = _messages(observation, world)
     stuck = next((item for item in messages if item.reason is Reason.STUCK_NON_FINITE), None)
-    terminated = any(item.reason is Reason.TERMINATED for item in messages)
+    # A pod that was deleted may be gone with its message; the ack stays.
+    said = observation.acks.terminated
+    terminated = any(item.reason is Reason.TERMINATED for item in messages) or (
+        said is not None and said.world == world.number
+    )
     reason = "Crashed"
     if observation.limits.suspend or world.told_to_end == SUSPENDED:
         reason = SUSPENDED
