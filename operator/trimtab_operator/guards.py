@@ -11,20 +11,34 @@ from trimtab_policies.policy import AcceptedPolicy, Action, GuardPolicySpec, Mod
 from trimtab_operator.adapters.ports import Cluster, JournalStore
 from trimtab_operator.errors import NotFound
 from trimtab_operator.incidents import PolicyIdentity
+from trimtab_operator.reasons import Reason
 from trimtab_operator.resources import TrainingJobSpec
 from trimtab_operator.run_state import AcceptedGuard, RunState
+from trimtab_operator.satisfiability import unsatisfiable
 
 _ACTING = frozenset({Action.ROLLBACK, Action.STOP})
 
 
 @dataclass(frozen=True, slots=True)
+class GuardProblem:
+    """Why a policy's newest text does not judge: a reason of `reasons` and the sentence that says what to do."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class GuardView:
-    """What the job's `guard` means now: `missing` block a first world, `invalid` leave the last valid text in force."""
+    """What the job's `guard` means now.
+
+    `blocking` are policies of which no text was ever in force: no world starts. `outdated` are policies whose last
+    accepted text stays in force.
+    """
 
     policies: tuple[AcceptedPolicy, ...]
     mode: str
-    missing: tuple[str, ...]
-    invalid: tuple[str, ...]
+    blocking: tuple[GuardProblem, ...]
+    outdated: tuple[GuardProblem, ...]
 
     def accepted(self, attempt: int, step: int) -> AcceptedGuard:
         """The guard as the journal names it, judging from the given record on."""
@@ -56,26 +70,21 @@ async def read_guard(
 ) -> GuardView:
     """Read every policy the job names; an invalid or deleted one is replaced by its last accepted text."""
     policies: list[AcceptedPolicy] = []
-    missing: list[str] = []
-    invalid: list[str] = []
+    blocking: list[GuardProblem] = []
+    outdated: list[GuardProblem] = []
     for reference in spec.guard.policies:
-        try:
-            body = await cluster.guard_policy(namespace, reference.name)
-            policies.append(_accept(body))
+        found = await _read(cluster, namespace, reference.name, spec)
+        if isinstance(found, AcceptedPolicy):
+            policies.append(found)
             continue
-        except NotFound:
-            why = f"GuardPolicy {reference.name} does not exist in namespace {namespace}: create it"
-            missing.append(why)
-        except InvalidPolicy as error:
-            why = f"GuardPolicy {reference.name}: {error}"
         last = _last_accepted(state, reference.name, texts)
-        if last is not None:
-            policies.append(last)
-            missing = [one for one in missing if one != why]
-            invalid.append(f"{why}; generation {last.generation} stays in force")
-        elif why not in missing:
-            missing.append(why)
-    return GuardView(tuple(policies), spec.guard.mode, tuple(missing), tuple(invalid))
+        if last is None:
+            blocking.append(found)
+            continue
+        policies.append(last)
+        message = f"{found.message}; generation {last.generation} stays in force"
+        outdated.append(GuardProblem(found.reason, message))
+    return GuardView(tuple(policies), spec.guard.mode, tuple(blocking), tuple(outdated))
 
 
 async def keep_texts(journal: JournalStore, guard: GuardView, texts: dict[str, AcceptedPolicy]) -> None:
@@ -101,6 +110,21 @@ async def load_texts(journal: JournalStore, state: RunState, texts: dict[str, Ac
                 uid=identity.uid,
                 generation=identity.generation,
             )
+
+
+async def _read(cluster: Cluster, namespace: str, name: str, spec: TrainingJobSpec) -> AcceptedPolicy | GuardProblem:
+    """The policy as it is in the cluster, or why it cannot judge this job."""
+    try:
+        policy = _accept(await cluster.guard_policy(namespace, name))
+    except NotFound:
+        message = f"GuardPolicy {name} does not exist in namespace {namespace}: create it"
+        return GuardProblem(Reason.POLICY_MISSING, message)
+    except InvalidPolicy as error:
+        return GuardProblem(Reason.POLICY_INVALID, f"GuardPolicy {name}: {error}")
+    unmet = unsatisfiable(policy.spec, spec.trainer.config)
+    if unmet:
+        return GuardProblem(Reason.POLICY_UNSATISFIABLE, f"GuardPolicy {name}: {'; '.join(unmet)}")
+    return policy
 
 
 def _accept(body: Any) -> AcceptedPolicy:

@@ -37,6 +37,8 @@ class Judge:
         self.firing: Latch | None = None
         self.notes: tuple[FiringRule, ...] = ()
         self.last: MetricRecord | None = None
+        self.metrics: frozenset[str] = frozenset()
+        """The names of every scalar and vector that any record carried."""
         self._history: History | None = None
         self._kept = 0
 
@@ -89,6 +91,7 @@ class Judge:
             if history.append(record) is not Appended.ACCEPTED:
                 continue
             self.last = record
+            self.metrics |= record.scalars.keys() | record.vectors.keys()
             if record.attempt == history.attempt:
                 self._judge(history, record, state.guard_at(record.attempt, record.step))
 

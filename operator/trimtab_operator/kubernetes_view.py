@@ -12,6 +12,7 @@ from trimtab_operator.observation import Pods, PodsState
 _DEAD = frozenset({"Succeeded", "Failed"})
 """Any other phase, `Unknown` on a lost node too, may still have a process behind it."""
 
+_NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _EVICTED = frozenset(
     {"Evicted", "PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "Terminated"}
 )
@@ -74,6 +75,10 @@ def _messages(pod: PodView) -> list[TerminationMessage]:
 
 def _trouble(pods: Sequence[PodView]) -> str:
     for pod in pods:
+        if pod.waiting in _NO_IMAGE:
+            return (
+                f"pod {pod.name} cannot get its image: {pod.waiting}: correct spec.trainer.image: {pod.waiting_message}"
+            )
         if pod.waiting and pod.waiting not in {"ContainerCreating", "PodInitializing"}:
             return f"pod {pod.name} waits: {pod.waiting}: {pod.waiting_message}"
         if pod.unschedulable:

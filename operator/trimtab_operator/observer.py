@@ -11,7 +11,7 @@ from trimtab_contract.keys import RunId, audit_evidence
 
 from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, Cluster, JournalStore
 from trimtab_operator.claims import look_at_claims
-from trimtab_operator.errors import NotFound, StoreRefused
+from trimtab_operator.errors import NotFound, StoreRefused, StoreUnavailable
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
 from trimtab_operator.judge import Judge
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
@@ -44,7 +44,7 @@ class Surveyed:
 
 def _accepted(guard: GuardView, state: RunState, judge: Judge) -> AcceptedGuard | None:
     """What judges from the next record on; None while no policy that the job names has ever been valid."""
-    if guard.missing and not guard.policies:
+    if guard.blocking and not guard.policies:
         return None
     return guard.accepted(state.attempt, judge.judged_step + 1)
 
@@ -66,7 +66,7 @@ class Observer:
         blockers = await self._open_store(job, state)
         guard = await read_guard(self._cluster, job.namespace, job.spec, state, judge.texts)
         await keep_texts(self._journal, guard, judge.texts)
-        blockers += [Blocker(Reason.POLICY_MISSING, why) for why in guard.missing]
+        blockers += [Blocker(problem.reason, problem.message) for problem in guard.blocking]
         budget = job.spec.budget
         limits = Limits(
             max_rollbacks=budget.max_rollbacks,
@@ -164,7 +164,9 @@ class Observer:
                 await self.store.check()
         except StoreRefused as error:
             self._opened = ()
-            return [Blocker(Reason.STORE_REFUSED, str(error))]
+            return [Blocker(Reason.STORE_REFUSED, f"spec.{error}")]
+        except StoreUnavailable as error:
+            return [Blocker(Reason.STORE_UNAVAILABLE, f"spec.{error}")]
         return []
 
     async def _pods(self, job: TrainingJobView, state: RunState) -> Pods:

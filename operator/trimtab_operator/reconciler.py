@@ -20,6 +20,7 @@ from trimtab_operator.errors import BusUnavailable, InvalidResource, NotFound, O
 from trimtab_operator.guards import load_texts
 from trimtab_operator.journal import Identity, RunJournal, wall_time
 from trimtab_operator.judge import Judge
+from trimtab_operator.metric_watch import MetricWatch
 from trimtab_operator.observation import Acks
 from trimtab_operator.observer import Observer, Surveyed
 from trimtab_operator.progress import ProgressClock
@@ -75,6 +76,7 @@ class RunReconciler:
         self._reporter = Reporter(ports.cluster)
         self._acks = Acks()
         self._progress: ProgressClock | None = None
+        self._metrics = MetricWatch()
         self._hung = ""
         self._bus_answers = True
         self._woken = asyncio.Event()
@@ -94,11 +96,6 @@ class RunReconciler:
         await self._journal.take_over(self._ports.lease.epoch)
         await load_texts(self._ports.journal, self.state, self._judge.texts)
         self._woken.set()
-
-    async def last_action(self) -> JournalAction | None:
-        """The action of the journal's last record."""
-        await self._journal.read()
-        return self.state.last_action
 
     async def turn(self) -> None:
         """Wait for news, judge it, and reconcile when something changed; raises temporary errors and Fenced."""
@@ -228,7 +225,10 @@ class RunReconciler:
             await ensure_user(around)
             await self._ports.bus.refresh(self.run, [attempt.number for attempt in self.state.attempts])
         self._check_lease()
-        await self._reporter.report(body, job, self.state, surveyed, self._judge.last)
+        missing = self._metrics.observe(
+            time.monotonic(), surveyed.guard.policies, self._judge.metrics, self._progress.startup_deadline
+        )
+        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing)
 
     async def _drive(self, body: KubernetesObject, job: TrainingJobView, around: Surroundings) -> Surveyed:
         """Ask for commands and carry them out until nothing is left to do."""

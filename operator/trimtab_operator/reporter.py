@@ -77,12 +77,13 @@ class Reporter:
         state: RunState,
         surveyed: Surveyed,
         last: MetricRecord | None,
+        missing_metrics: tuple[str, ...],
     ) -> None:
         """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
         try:
             for incident in (*state.closed, *((state.incident,) if state.incident else ())):
                 await self._show(job, incident, state)
-            await self._patch(body, job, state, surveyed, last)
+            await self._patch(body, job, state, surveyed, last, missing_metrics)
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
 
@@ -93,6 +94,7 @@ class Reporter:
         state: RunState,
         surveyed: Surveyed,
         last: MetricRecord | None,
+        missing_metrics: tuple[str, ...],
     ) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
         status = job_status(
@@ -100,7 +102,8 @@ class Reporter:
             state,
             pods=surveyed.pods,
             blockers=surveyed.blockers,
-            invalid=surveyed.guard.invalid,
+            outdated=surveyed.guard.outdated,
+            missing_metrics=missing_metrics,
             last=last,
             now=wall_time(),
             before=list(before.get("conditions") or []),

@@ -6,6 +6,7 @@ from typing import Any
 
 from trimtab_contract.metrics import MetricRecord
 
+from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incidents import Incident, Plan
 from trimtab_operator.observation import Pods, PodsState
 from trimtab_operator.observer import Blocker
@@ -16,6 +17,8 @@ from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
 
 Status = dict[str, Any]
+ConditionRow = tuple[ConditionType, bool, Reason, str]
+"""Type, whether it holds, reason, message."""
 
 
 def job_status(
@@ -24,7 +27,8 @@ def job_status(
     *,
     pods: Pods,
     blockers: Sequence[Blocker],
-    invalid: Sequence[str],
+    outdated: Sequence[GuardProblem],
+    missing_metrics: Sequence[str],
     last: MetricRecord | None,
     now: str,
     before: Sequence[Status],
@@ -42,7 +46,14 @@ def job_status(
         "incident": state.incident.name if state.incident else None,
         "message": printable(_message(state, pods, blockers), 1000) or None,
         "journal": {"seq": state.seq, "hash": state.head},
-        "conditions": _conditions(job, state, pods, blockers, invalid, now, before),
+        "conditions": [
+            _condition(row, job.generation, now, before)
+            for row in (
+                *_conditions(job, state, pods, blockers),
+                *_guard_conditions(state, blockers, outdated, missing_metrics, before),
+                *_end_conditions(state),
+            )
+        ],
     }
     if guard is not None:
         status["policies"] = [
@@ -159,20 +170,12 @@ def _message(state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
     return pods.trouble
 
 
-def _conditions(
-    job: TrainingJobView,
-    state: RunState,
-    pods: Pods,
-    blockers: Sequence[Blocker],
-    invalid: Sequence[str],
-    now: str,
-    before: Sequence[Status],
-) -> list[Status]:
+def _conditions(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> list[ConditionRow]:
     first = blockers[0] if blockers else None
     waiting = "; ".join(blocker.message for blocker in blockers)
     running = state.world is not None and state.world.live and pods.state is PodsState.LIVE
     incident = state.incident
-    rows: list[tuple[ConditionType, bool, Reason, str]] = [
+    return [
         (ConditionType.READY, first is None, first.reason if first else Reason.READY, waiting),
         (
             ConditionType.SUSPENDED,
@@ -187,18 +190,39 @@ def _conditions(
             pods.trouble,
         ),
         (
-            ConditionType.GUARDED,
-            bool(state.guards) and not invalid,
-            Reason.POLICY_INVALID if invalid else Reason.POLICIES_IN_FORCE if state.guards else Reason.NO_POLICIES,
-            "; ".join(invalid),
-        ),
-        (
             ConditionType.INCIDENT_OPEN,
             incident is not None,
             Reason.INCIDENT_OPENED if incident else Reason.NO_INCIDENT,
             incident.latch.message if incident else "",
         ),
     ]
+
+
+def _guard_conditions(
+    state: RunState,
+    blockers: Sequence[Blocker],
+    outdated: Sequence[GuardProblem],
+    missing_metrics: Sequence[str],
+    before: Sequence[Status],
+) -> list[ConditionRow]:
+    in_force = Reason.POLICIES_IN_FORCE if state.guards else Reason.NO_POLICIES
+    reason = outdated[0].reason if outdated else in_force
+    why = "; ".join(problem.message for problem in outdated)
+    rows: list[ConditionRow] = [(ConditionType.GUARDED, bool(state.guards) and not outdated, reason, why)]
+    unmet = [one.message for one in (*blockers, *outdated) if one.reason is Reason.POLICY_UNSATISFIABLE]
+    shown = {one.get("type") for one in before}
+    # Said only where it was wrong once: a healthy job has nothing to show here.
+    if unmet or ConditionType.POLICY_UNSATISFIABLE.value in shown:
+        reason = Reason.POLICY_UNSATISFIABLE if unmet else Reason.POLICY_SATISFIABLE
+        rows.append((ConditionType.POLICY_UNSATISFIABLE, bool(unmet), reason, "; ".join(unmet)))
+    if missing_metrics or ConditionType.METRIC_MISSING.value in shown:
+        reason = Reason.METRIC_MISSING if missing_metrics else Reason.METRIC_SEEN
+        rows.append((ConditionType.METRIC_MISSING, bool(missing_metrics), reason, "; ".join(missing_metrics)))
+    return rows
+
+
+def _end_conditions(state: RunState) -> list[ConditionRow]:
+    rows: list[ConditionRow] = []
     if state.phase is RunPhase.NEEDS_HUMAN:
         why = "the run is held: see its GuardIncident and the journal"
         rows.append((ConditionType.NEEDS_HUMAN, True, Reason.NEEDS_HUMAN, why))
@@ -206,7 +230,7 @@ def _conditions(
         rows.append((ConditionType.COMPLETE, True, Reason.COMPLETED, "every step is trained and judged"))
     if state.phase is RunPhase.FAILED:
         rows.append((ConditionType.FAILED, True, Reason.FAILED, state.failure))
-    return [_condition(row, job.generation, now, before) for row in rows]
+    return rows
 
 
 def _why_not_running(state: RunState, pods: Pods) -> Reason:
@@ -215,9 +239,7 @@ def _why_not_running(state: RunState, pods: Pods) -> Reason:
     return Reason.FINISHED if state.ended else Reason.WORLD_LOST
 
 
-def _condition(
-    row: tuple[ConditionType, bool, Reason, str], generation: int, now: str, before: Sequence[Status]
-) -> Status:
+def _condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:
     kind, holds, reason, message = row
     value = "True" if holds else "False"
     known = next((one for one in before if one.get("type") == kind.value), None)

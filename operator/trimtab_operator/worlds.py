@@ -17,6 +17,9 @@ _P = RunPhase
 SUSPENDED = "Suspended"
 """Why a world was told to end, and how it ended: asked for by `spec.suspend`, no fault."""
 
+EDITED = "Edited"
+"""Likewise: it could not start as the job was written, and the job was corrected."""
+
 _OVER = frozenset({PodsState.GONE, PodsState.ABSENT})
 _MAY_FAIL = frozenset({_P.PENDING, _P.WATCHING, _P.PROBATION, _P.RESTORING, _P.DIAGNOSING_RESTORED})
 
@@ -46,8 +49,14 @@ def _end_of_world(state: RunState, observation: Observation, world: World) -> Co
         return _fail(state, f"{Reason.BAD_CONFIG.value}: {bad_config.detail}", world.spec_generation)
     if pods.state in _OVER:
         return _lost(state, observation, world)
-    why = SUSPENDED if observation.limits.suspend else observation.hung
+    why = SUSPENDED if observation.limits.suspend else observation.hung or _edited(state, observation, world)
     return _tell_to_end(state, observation, why) if why else None
+
+
+def _edited(state: RunState, observation: Observation, world: World) -> str:
+    """A world that waits for what an edit of the job may have mended is made anew; one that started is left alone."""
+    stuck = state.phase is _P.PENDING and observation.pods.state is PodsState.STARTING and observation.pods.trouble
+    return EDITED if stuck and world.spec_generation != observation.limits.generation else ""
 
 
 def _tell_to_end(state: RunState, observation: Observation, why: str) -> Command | None:
@@ -81,6 +90,8 @@ def _lost(state: RunState, observation: Observation, world: World) -> Command:
         reason = SUSPENDED
     elif stuck is not None:
         reason = Reason.STUCK_NON_FINITE.value
+    elif world.told_to_end == EDITED:
+        reason = EDITED
     elif world.told_to_end:
         reason = "Hung"
     elif terminated or pods.evicted:
@@ -133,9 +144,9 @@ def _restore_in_new_world(state: RunState, observation: Observation, incident: I
 
 
 def _counted(state: RunState) -> bool:
-    """Whether the start of the next world counts as a restart: the last one was neither evicted nor suspended."""
+    """Whether the start of the next world counts as a restart: the last one was not evicted, suspended or edited."""
     lost_reason = state.world.lost_reason if state.world else ""
-    return lost_reason not in {Reason.TERMINATED.value, SUSPENDED, ""}
+    return lost_reason not in {Reason.TERMINATED.value, SUSPENDED, EDITED, ""}
 
 
 def _restarts_spent(state: RunState, observation: Observation) -> bool:

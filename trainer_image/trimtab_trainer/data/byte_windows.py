@@ -55,7 +55,7 @@ class ByteWindows:
         if sequence < 1:
             problems.append(f"model.sequence: {sequence} must be at least 1")
         if global_batch < 1 or global_batch % world_size:
-            problems.append(f"global_batch: {global_batch} must be a multiple of the {world_size} ranks")
+            problems.append(f"globalBatch: {global_batch} must be a multiple of the {world_size} ranks")
         self._file, self._size = -1, 0
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
