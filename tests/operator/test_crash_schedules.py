@@ -1,0 +1,154 @@
+"""kill -9 of the operator around every append and every effect, alone and in all pairs: the same story every time.
+
+A schedule is a set of points, numbered over the whole run, at which the operator dies (before or after an append or
+a write of an effect) or does not hear that an append succeeded. A new operator takes over with a higher epoch and
+continues from the journal. Whatever the schedule, the incident has the same sequence of (action, phase, command
+index), the same rule, first bad step, targets and skip range, and no invariant is ever broken.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import msgspec
+import pytest
+from played_trainer import Scenario
+from run_checks import check, decisions, story, surviving_windows
+from scripted_world import Killed, ScriptedOperator, ScriptedRun, play
+from trimtab_contract.directives import Directive
+from trimtab_operator.commands import Append
+from trimtab_operator.errors import Conflict, StoreUnavailable
+from trimtab_operator.run_state import PendingEffect, RunPhase
+
+DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)))
+SCENARIOS = {
+    "damaged": DAMAGED,
+    "last-steps": Scenario(steps=30, damaged=frozenset({27, 28, 29})),
+    "transient": Scenario(steps=30, mismatch=18),
+    "relapse": Scenario(steps=27, latent=(8, 18), margin=3),
+    "target-fails": replace(DAMAGED, unrestorable=frozenset({10})),
+    "control-bad": replace(DAMAGED, control_bad=frozenset({10})),
+    "needs-human": Scenario(steps=30, damaged=frozenset(range(14, 200))),
+    "stop-rule": replace(DAMAGED, action="Stop"),
+    "bad-config": replace(DAMAGED, bad_config=True),
+}
+DIES = ("before", "after")
+
+
+def same(disturbed: ScriptedRun, undisturbed: ScriptedRun) -> None:
+    check(disturbed)
+    assert story(disturbed) == story(undisturbed)
+    assert decisions(disturbed) == decisions(undisturbed)
+    assert disturbed.state.phase is undisturbed.state.phase
+    if undisturbed.state.phase is RunPhase.COMPLETED:
+        assert surviving_windows(disturbed) == surviving_windows(undisturbed)
+
+
+def singles(run: ScriptedRun) -> Iterator[tuple[int, str]]:
+    """Every point of a run, in every way; dying before the first act is the one that follows no other."""
+    yield 0, "before"
+    for number in range(run.operations):
+        for way in ("after", "lost"):
+            yield number, way
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_one_kill_or_lost_reply_anywhere_changes_nothing(name: str) -> None:
+    undisturbed = play(SCENARIOS[name])
+    check(undisturbed)
+    schedules = list(singles(undisturbed))
+    for schedule in schedules:
+        same(play(SCENARIOS[name], kills=[schedule]), undisturbed)
+    print(f"{name}: {len(schedules)} schedules of one interruption")
+
+
+@pytest.mark.parametrize("downtime", [3, 25])
+def test_an_operator_that_stays_away_for_a_while_comes_to_the_same_decisions(downtime: int) -> None:
+    undisturbed = play(DAMAGED)
+    schedules = [(number, "after") for number in range(undisturbed.operations)]
+    for schedule in schedules:
+        same(play(replace(DAMAGED, downtime=downtime), kills=[schedule]), undisturbed)
+    print(f"away for {downtime} ticks: {len(schedules)} schedules")
+
+
+def test_two_kills_anywhere_in_an_incident_change_nothing() -> None:
+    """All pairs: dying after one act and before the next are the same, but for the two writes that start a world."""
+    undisturbed = play(DAMAGED)
+    assert undisturbed.opened_at is not None
+    # The takeover of the second operator adds an append and the directive it publishes again.
+    points = range(undisturbed.opened_at, undisturbed.operations + 2)
+    schedules = list(combinations([(number, "after") for number in points], 2))
+    for schedule in schedules:
+        same(play(DAMAGED, kills=schedule), undisturbed)
+    print(f"{len(schedules)} schedules of two kills")
+
+
+def test_a_lost_reply_followed_by_a_kill_changes_nothing() -> None:
+    undisturbed = play(DAMAGED)
+    assert undisturbed.opened_at is not None
+    schedules = [
+        ((number, "lost"), (number + 1 + distance, way))
+        for number in range(undisturbed.opened_at, undisturbed.operations)
+        for distance in range(2)
+        for way in DIES
+    ]
+    for schedule in schedules:
+        same(play(DAMAGED, kills=schedule), undisturbed)
+    print(f"{len(schedules)} schedules of a lost reply and a kill")
+
+
+def test_three_operators_that_die_at_once_change_nothing() -> None:
+    undisturbed = play(DAMAGED)
+    for number in range(0, undisturbed.operations, 3):
+        same(play(DAMAGED, kills=[(number + more, "before") for more in range(3)]), undisturbed)
+
+
+# The checker itself: operators that are wrong in one way are caught --------------------------------------------------
+
+
+class ActsBeforeItsIntent(ScriptedOperator):
+    """Carries an effect out first and writes it down afterwards."""
+
+    def append(self, command: Append) -> None:
+        after = command.draft.after or {}
+        if command.draft.phase is not None and "directive" in after:
+            self.run.publish(msgspec.convert(msgspec.to_builtins(after["directive"]), type=Directive))
+        super().append(command)
+
+
+class ForgetsTheSkipOnRetry(ScriptedOperator):
+    """Rebuilds the directive of an unfinished effect, without the ledger, instead of repeating it."""
+
+    def perform(self, effect: PendingEffect) -> None:
+        state = self.journal.state
+        taken_over = state.epoch > 1
+        if taken_over and state.directive is not None and state.directive.skip:
+            self.journal.state = replace(state, directive=msgspec.structs.replace(state.directive, skip=()))
+        super().perform(effect)
+
+
+class SettlesAfterDeciding(ScriptedOperator):
+    """Settles a lost reply only when the next record, decided without it, is to be written."""
+
+    def settle(self) -> None:
+        return
+
+    def append(self, command: Append) -> None:
+        super().settle()
+        super().append(command)
+
+
+def caught(operator: type[ScriptedOperator], ways: tuple[str, ...] = (*DIES, "lost")) -> bool:
+    undisturbed = play(DAMAGED)
+    for number in range(undisturbed.operations):
+        for way in ways:
+            try:
+                same(play(DAMAGED, kills=[(number, way)], operator=operator), undisturbed)
+            except (AssertionError, Conflict, StoreUnavailable, Killed):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("operator", [ActsBeforeItsIntent, ForgetsTheSkipOnRetry, SettlesAfterDeciding])
+def test_an_operator_that_is_wrong_in_one_way_is_caught(operator: type[ScriptedOperator]) -> None:
+    assert caught(operator)

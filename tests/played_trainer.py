@@ -1,0 +1,274 @@
+"""The trainer's side of a scripted run: one world that obeys by the trainer's own rules, one boundary a tick."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trimtab_contract.data_position import SkipLedger
+from trimtab_contract.directives import (
+    AckState,
+    Action,
+    CheckpointReference,
+    Directive,
+    OnNonFinite,
+    Reason,
+    ReplicaReport,
+    TerminationMessage,
+    decode,
+)
+from trimtab_contract.keys import RunId
+from trimtab_trainer.directives import Inbox, Refusal, Standing, instruct
+
+RUN = RunId("lab", "demo", "uid-1")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What will happen to a run."""
+
+    steps: int = 45
+    damaged: frozenset[int] = frozenset()
+    """Windows whose loss is bad, in training and in probes."""
+    latent: tuple[int, int] | None = None
+    """(step, show): the state of attempt 1 is spoiled from `step` on, unseen until step `show`."""
+    control_bad: frozenset[int] = frozenset()
+    """Steps of checkpoints on which the control windows are bad."""
+    unrestorable: frozenset[int] = frozenset()
+    """Steps of checkpoints that fail to restore."""
+    mismatch: int | None = None
+    """The step of attempt 1 at which the replicas begin to differ."""
+    nonfinite: frozenset[tuple[int, int]] = frozenset()
+    """(attempt, step) whose update is withheld."""
+    action: str = "Rollback"
+    holds_on_nonfinite: bool = True
+    fires_on_nonfinite: bool = True
+    bad_config: bool = False
+    initial: bool = True
+    """Whether the state before the first step is saved."""
+    margin: int = 5
+    margin_factor: float = 2.0
+    probation: int = 6
+    checkpoint_every: int = 5
+    max_rollbacks: int = 4
+    max_restarts: int = 2
+    certify: int = 10
+    downtime: int = 0
+    """Ticks without an operator after each kill."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One metric record, as far as the played rules look at it."""
+
+    window: int
+    bad: bool
+    nonfinite: bool
+    mismatch: bool
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint in the bucket."""
+
+    reference: CheckpointReference
+    attempt: int
+    ledger: SkipLedger
+    spoiled: bool
+
+
+class Outside(Protocol):
+    """What a world reaches: the bus, the checkpoint bucket, and whoever checks what it does."""
+
+    scenario: Scenario
+    generation: int
+    bus: bytes | None
+    saved: dict[str, Saved]
+    refusals: list[str]
+
+    def acked(
+        self, world: "PlayedWorld", state: AckState, *, order: tuple[int, int] | None = None, **fields: Any
+    ) -> None:
+        """An acknowledgement reaches the bus."""
+        ...
+
+    def published(self, attempt: int, step: int, line: Line) -> None:
+        """A record reaches the bus."""
+        ...
+
+    def check_restore(self, directive: Directive, target: CheckpointReference) -> None:
+        """A world is about to restore."""
+        ...
+
+
+@dataclass
+class PlayedWorld:
+    """The processes of one Job; obeys as the trainer's own rules say, one boundary a tick."""
+
+    run: "Outside"
+    number: int
+    attempt: int
+    inbox: Inbox
+    step: int = 0
+    ledger: SkipLedger = field(default_factory=SkipLedger)
+    directive: Directive | None = None
+    restored: CheckpointReference | None = None
+    tried: set[int] = field(default_factory=set)
+    seen: int = 0
+    progress: int = 0
+    ready: bool = False
+    training: bool = False
+    self_held: bool = False
+    spoiled: bool = False
+    differs: bool = False
+    failure: tuple[CheckpointReference, str] | None = None
+    said: tuple[AckState, dict[str, Any]] = (AckState.WAITING, {})
+    alive: bool = True
+    hung: bool = False
+    stalled: int = 0
+    told: bool = False
+    ending: int = 0
+    evicted: bool = False
+    message: TerminationMessage | None = None
+
+    def tick(self) -> None:
+        """One boundary."""
+        if not self.alive:
+            self.ending = max(0, self.ending - 1)
+            return
+        if self.told:
+            self.die(Reason.CRASHED)
+            return
+        if self.hung:
+            self.stalled += 1
+            return
+        self.progress += 1
+        if self.run.scenario.bad_config and self.run.generation == 1:
+            self.die(Reason.BAD_CONFIG, "model.width must be at least 1")
+            return
+        self.inbox.offer(self.run.bus)
+        if self.inbox.superseded:
+            self.die(Reason.SUPERSEDED)
+        elif self.inbox.letter.count > self.seen:
+            self.seen = self.inbox.letter.count
+            self.obey(decode(Directive, self.inbox.letter.wire))
+        elif self.training:
+            self.train()
+
+    def die(self, reason: Reason, detail: str = "", *, saved: CheckpointReference | None = None) -> None:
+        """The processes end and leave their message; the pods are gone two ticks later."""
+        self.alive = self.training = False
+        self.ending = 2
+        self.message = TerminationMessage(
+            reason=reason, world=self.number, attempt=self.attempt, step=self.step, detail=detail, saved=saved
+        )
+
+    def obey(self, directive: Directive) -> None:
+        if self.directive is not None and directive.reaffirms(self.directive):
+            self.directive = directive
+            self.say(*self.said)
+            return
+        standing = Standing(
+            attempt=self.attempt,
+            ready=self.ready,
+            tried=frozenset(self.tried),
+            step=self.step,
+            steps=self.run.scenario.steps,
+            ledger=self.ledger,
+            self_held=self.self_held,
+        )
+        instruction = instruct(standing, directive)
+        if isinstance(instruction, Refusal):
+            self.run.refusals.append(f"{directive.action} of attempt {directive.attempt}: {instruction.detail}")
+            self.run.acked(self, AckState.REFUSED, reason=str(instruction.reason or ""), order=directive.order)
+            return
+        self.directive = directive
+        if instruction.action in {Action.STOP, Action.FINISH}:
+            self.die(Reason.STOPPED if instruction.action is Action.STOP else Reason.FINISHED)
+            return
+        if instruction.restore is not None:
+            self.restore(directive, instruction.restore)
+        elif instruction.initialise:
+            self.initialise(directive)
+        elif self.ready:
+            self.ledger = SkipLedger(directive.skip)
+        self.training = instruction.action is Action.RUN
+        if not self.training:
+            self.hold(directive)
+            return
+        self.self_held = False
+        if self.step < self.run.scenario.steps:
+            self.say(AckState.RUNNING)
+
+    def initialise(self, directive: Directive) -> None:
+        self.attempt, self.ready = directive.attempt, True
+        self.ledger = SkipLedger(directive.skip)
+        if self.run.scenario.initial:
+            self.save()
+
+    def restore(self, directive: Directive, target: CheckpointReference) -> None:
+        self.attempt, self.ready, self.failure = directive.attempt, False, None
+        self.tried.add(directive.attempt)
+        self.run.check_restore(directive, target)
+        saved = self.run.saved[target.key]
+        ledger = SkipLedger(directive.skip)
+        if target.step in self.run.scenario.unrestorable:
+            self.failure = (target, "object rank-0 has another SHA-256")
+            return
+        assert ledger.agrees_up_to(saved.ledger, target.step), "a restore under a ledger that trained otherwise"
+        self.ready, self.restored, self.step, self.ledger = True, target, target.step, ledger
+        self.spoiled, self.differs, self.self_held = saved.spoiled, False, False
+
+    def hold(self, directive: Directive) -> None:
+        if self.failure is not None and not self.ready:
+            target, why = self.failure
+            self.say(AckState.FAILED, checkpoint=target, reason=Reason.RESTORE_FAILED, detail=why)
+            return
+        if self.ready and self.restored is not None and self.restored.step == self.step:
+            self.say(AckState.RESTORED, checkpoint=self.restored)
+        else:
+            reason = Reason.NON_FINITE if self.self_held else ""
+            self.say(AckState.HOLDING, reason=reason, replicas=ReplicaReport(agree=not self.differs))
+        if directive.diagnose is not None and self.ready:
+            self.say(AckState.DIAGNOSED)
+
+    def train(self) -> None:
+        scenario = self.run.scenario
+        if self.step >= scenario.steps:
+            self.training = False
+            self.save()
+            self.say(AckState.FINISHED)
+            return
+        step = self.step + 1
+        window = self.ledger.window_of_step(step)
+        if self.attempt == 1 and scenario.latent is not None and step >= scenario.latent[0]:
+            self.spoiled = True
+        if self.attempt == 1 and step == scenario.mismatch:
+            self.differs = True
+        shows = self.spoiled and scenario.latent is not None and step >= scenario.latent[1]
+        nonfinite = (self.attempt, step) in scenario.nonfinite
+        line = Line(window, window in scenario.damaged or shows, nonfinite, self.differs)
+        self.run.published(self.attempt, step, line)
+        self.step = step
+        if nonfinite and self.directive is not None and self.directive.on_nonfinite is OnNonFinite.HOLD:
+            self.training, self.self_held = False, True
+            self.say(AckState.HOLDING, reason=Reason.NON_FINITE, replicas=ReplicaReport(agree=True))
+        elif step % scenario.checkpoint_every == 0 and step < scenario.steps and not self.differs and not nonfinite:
+            self.save()
+
+    def save(self) -> CheckpointReference:
+        key = f"{RUN}/checkpoints/{self.step:012d}-a{self.attempt:06d}-x/manifest.json"
+        reference = CheckpointReference(key=key, sha256=f"{self.step}-{self.attempt}", step=self.step)
+        if key not in self.run.saved:
+            self.run.saved[key] = Saved(reference, self.attempt, self.ledger, self.spoiled)
+            self.run.acked(self, AckState.SAVED, checkpoint=reference)
+        return reference
+
+    def terminate(self) -> None:
+        """SIGTERM on a pod: save together unless the state is suspect."""
+        suspect = self.self_held or (not self.training and self.directive is not None and self.directive.incident)
+        saved = self.save() if self.ready and not suspect else None
+        self.die(Reason.TERMINATED, saved=saved)
+
+    def say(self, state: AckState, said: dict[str, Any] | None = None, **fields: Any) -> None:
+        content = fields if said is None else said
+        self.said = (state, content)
+        self.run.acked(self, state, **content)

@@ -1,0 +1,496 @@
+"""A run in memory, tick by tick: the real journal, state machine and rules of obedience; trainer and pods are played.
+
+Nothing here waits or is random. `ScriptedRun` is everything outside the operator (journal bucket, bus, pods, acks,
+records, checkpoints) and checks, at every act, what must never happen. `ScriptedOperator` is one operator process over
+it; it can be killed before and after every append and every effect, or lose the reply of an append.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import msgspec
+from played_trainer import RUN, Line, PlayedWorld, Saved, Scenario
+from trimtab_contract.directives import (
+    Ack,
+    AckState,
+    CheckpointReference,
+    Directive,
+    decode,
+    encode,
+)
+from trimtab_contract.evidence import ProbeEvidence
+from trimtab_contract.journal import JournalRecord, Phase, effective, parse_record
+from trimtab_contract.keys import RunId
+from trimtab_operator.adapters.ports import Appended
+from trimtab_operator.commands import Append, Draft
+from trimtab_operator.errors import Conflict, StoreUnavailable
+from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings
+from trimtab_operator.journal import Identity, RunJournal
+from trimtab_operator.observation import (
+    Acks,
+    CheckpointClaim,
+    Limits,
+    Observation,
+    Pods,
+    PodsState,
+)
+from trimtab_operator.remediation import advance
+from trimtab_operator.run_state import (
+    AcceptedGuard,
+    Checkpoint,
+    CheckpointState,
+    JournalAction,
+    PendingEffect,
+    RunState,
+    fold_all,
+)
+from trimtab_trainer.directives import Inbox
+
+POLICY = PolicyIdentity(kind="GuardPolicy", namespace="lab", name="guard", uid="p", generation=1, hash="h1")
+THRESHOLD = 5.0
+HEALTHY, BAD = 2.0, 9.0
+FOR_RECORDS = 3
+COMMANDS_PER_TURN = 60
+"""No turn needs more; a state machine that never comes to rest is a defect."""
+
+_T = TypeVar("_T")
+
+
+class Killed(BaseException):
+    """The operator process is gone, with everything it knew."""
+
+
+def now(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("something waited")
+
+
+class MemoryJournal:
+    """The audit bucket: one writer wins each number."""
+
+    def __init__(self, run: "ScriptedRun") -> None:
+        self.bodies: dict[int, bytes] = {}
+        self._run = run
+
+    async def probe(self) -> None:
+        return None
+
+    async def read(self, run: RunId, after: int = 0) -> tuple[tuple[int, bytes], ...]:
+        return tuple((seq, body) for seq, body in sorted(self.bodies.items()) if seq > after)
+
+    async def append(self, run: RunId, seq: int, body: bytes) -> Appended:
+        def write() -> Appended:
+            if seq in self.bodies:
+                return Appended.SAME if self.bodies[seq] == body else Appended.OTHER
+            self.bodies[seq] = body
+            self._run.written(parse_record(body))
+            return Appended.WON
+
+        return self._run.operation(write, may_lose_reply=True)
+
+    async def put_object(self, key: str, body: bytes) -> str:
+        raise AssertionError("unused")
+
+    async def get_object(self, key: str) -> bytes:
+        raise AssertionError("unused")
+
+    async def runs(self) -> tuple[RunId, ...]:
+        return (RUN,)
+
+
+class ScriptedRun:
+    """Everything outside the operator, and the invariants."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.store = MemoryJournal(self)
+        self.bus: bytes | None = None
+        self.worlds: dict[int, PlayedWorld] = {}
+        self.saved: dict[str, Saved] = {}
+        self.acks: list[Ack] = []
+        self.records: dict[tuple[int, int], Line] = {}
+        self.trained: list[tuple[int, int, int]] = []
+        self.refusals: list[str] = []
+        self.violations: list[str] = []
+        self.announced: list[JournalRecord] = []
+        self.ticks = 0
+        self.generation = 1
+        self.policy_generation = 1
+        self.suspend = False
+        self.on_record: Callable[[JournalRecord], None] = lambda _record: None
+        self.operations = 0
+        self.kills: frozenset[tuple[int, str]] = frozenset()
+        self.opened_at: int | None = None
+        """The number of operations before the first incident."""
+        self._judged: dict[int, tuple[int, tuple[int, ...], Latch | None]] = {}
+
+    # What may interrupt an operator ---------------------------------------------------------------------------------
+
+    def operation(self, act: Callable[[], _T], *, may_lose_reply: bool = False) -> _T:
+        """One append or one write of an effect; the process may die around it, or not hear of its success."""
+        number = self.operations
+        self.operations += 1
+        if (number, "before") in self.kills:
+            raise Killed
+        result = act()
+        if (number, "after") in self.kills:
+            raise Killed
+        if may_lose_reply and (number, "lost") in self.kills:
+            raise StoreUnavailable("the reply was lost")
+        return result
+
+    def clock(self) -> str:
+        """Wall time: one second a tick."""
+        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.ticks)).isoformat()
+
+    # What the operator's effects do -----------------------------------------------------------------------------------
+
+    def publish(self, directive: Directive) -> None:
+        def write() -> None:
+            announced = [
+                (one.after or {}).get("directive") for one in self.announced if (one.after or {}).get("directive")
+            ]
+            wire = encode(directive)
+            if not any(encode(directive_of(one)) == wire for one in announced):
+                self.violations.append(f"directive {directive.order} was published without an earlier intent")
+            if self.bus is None or decode(Directive, self.bus).order < directive.order:
+                self.bus = wire
+
+        self.operation(write)
+
+    def create_job(self, world: int, attempt: int) -> None:
+        def write() -> None:
+            if world in self.worlds:
+                return
+            starts = [
+                one for one in self.announced if one.action == JournalAction.START_WORLD and one.phase is Phase.INTENT
+            ]
+            if not any(directive_of((one.after or {})["directive"]).world == world for one in starts):
+                self.violations.append(f"world {world} was created without an earlier intent")
+            if self.living:
+                self.violations.append(f"world {world} was created while another one lives")
+            self.worlds[world] = PlayedWorld(self, world, attempt, Inbox(world))
+
+        self.operation(write)
+
+    def end_pods(self, world: int) -> None:
+        def write() -> None:
+            self.worlds[world].told = True
+
+        self.operation(write)
+
+    # What the trainer does --------------------------------------------------------------------------------------------
+
+    def acked(
+        self, world: PlayedWorld, state: AckState, *, order: tuple[int, int] | None = None, **fields: Any
+    ) -> None:
+        epoch, seq = order or (world.directive.order if world.directive else (0, 0))
+        self.acks.append(
+            Ack(
+                state=state,
+                epoch=epoch,
+                seq=seq,
+                world=world.number,
+                attempt=world.attempt,
+                ranks=2,
+                hosts=("a", "b"),
+                step=world.step,
+                progress=world.progress,
+                time=float(self.ticks),
+                **fields,
+            )
+        )
+
+    def published(self, attempt: int, step: int, line: Line) -> None:
+        if (attempt, step) in self.records:
+            self.violations.append(f"step {step} of attempt {attempt} was trained twice")
+        self.records[attempt, step] = line
+        self.trained.append((attempt, step, line.window))
+        live = [world.number for world in self.worlds.values() if world.alive and world.training]
+        if len(live) != 1:
+            self.violations.append(f"worlds {live} train at the same time")
+
+    def check_restore(self, directive: Directive, target: CheckpointReference) -> None:
+        """A restore only from a committed or verified checkpoint of the lineage that the journal knew."""
+        state = self.state
+        known = state.checkpoint(target.key)
+        if known is None or known.reference != target or known.state is CheckpointState.QUARANTINED:
+            self.violations.append(f"attempt {directive.attempt} restores {target.key}, which nobody trusts")
+        elif not _survived(state, directive.attempt, known):
+            self.violations.append(f"attempt {directive.attempt} restores {target.key} of an abandoned attempt")
+
+    # What is seen ----------------------------------------------------------------------------------------------------
+
+    def written(self, record: JournalRecord) -> None:
+        self.announced.append(record)
+        if record.action == JournalAction.INCIDENT_OPENED and self.opened_at is None:
+            self.opened_at = self.operations - 1
+        self.on_record(record)
+
+    @property
+    def state(self) -> RunState:
+        """The fold of the journal as a reader sees it."""
+        return fold_all(effective(self.announced))
+
+    @property
+    def world(self) -> PlayedWorld:
+        """The newest world."""
+        return self.worlds[max(self.worlds)]
+
+    @property
+    def living(self) -> list[int]:
+        """The worlds that have processes."""
+        return [number for number, world in self.worlds.items() if world.alive]
+
+    def tick(self) -> None:
+        """Time passes for every world."""
+        self.ticks += 1
+        for world in self.worlds.values():
+            world.tick()
+
+    def observe(self, state: RunState, acks: Acks) -> Observation:
+        judged, firing = self._judge(state)
+        unknown = [reference for reference in acks.saved if state.checkpoint(reference.key) is None]
+        world = self.worlds.get(state.world.number) if state.world else None
+        if world is not None and world.message is not None and world.message.saved is not None:
+            told = world.message.saved
+            if state.checkpoint(told.key) is None and told not in unknown:
+                unknown.append(told)
+        guard = msgspec.structs.replace(POLICY, generation=self.policy_generation, hash=f"h{self.policy_generation}")
+        return Observation(
+            job=RUN.name,
+            now=self.clock(),
+            limits=Limits(
+                max_rollbacks=self.scenario.max_rollbacks,
+                max_restarts=self.scenario.max_restarts,
+                window_seconds=86400,
+                certify_steps=self.scenario.certify,
+                generation=self.generation,
+                suspend=self.suspend,
+            ),
+            acks=acks,
+            pods=self._pods(state),
+            hung="no progress" if world is not None and world.stalled >= 5 else "",
+            guard=AcceptedGuard(
+                policies=(guard,), mode="Enforce", from_attempt=max(1, state.attempt), from_step=judged + 1
+            ),
+            judged_step=judged,
+            firing=firing,
+            claims=tuple(
+                CheckpointClaim(reference=one, attempt=self.saved[one.key].attempt, usable=True, why="complete")
+                for one in unknown
+            ),
+            probe=self._probe(state, acks),
+            hold_on_nonfinite=self.scenario.holds_on_nonfinite,
+        )
+
+    def _pods(self, state: RunState) -> Pods:
+        if state.world is None:
+            return Pods()
+        number = state.world.number
+        world = self.worlds.get(number)
+        if world is None:
+            return Pods(world=number)
+        messages = (world.message,) if world.message else ()
+        alive = world.alive or world.ending > 0
+        if not alive:
+            return Pods(world=number, state=PodsState.GONE, failed=True, evicted=world.evicted, messages=messages)
+        names = () if world.told else (f"demo-{number}-0",)
+        ending = world.told or not world.alive
+        return Pods(world=number, state=PodsState.ENDING if ending else PodsState.LIVE, names=names, messages=messages)
+
+    def _judge(self, state: RunState) -> tuple[int, Latch | None]:
+        """Three bad records in a row, or one that is non-finite or of differing replicas, fire; the first stays."""
+        if not state.attempts or not state.guards:
+            return 0, None
+        attempt = state.attempts[-1]
+        judged, streak, firing = self._judged.get(attempt.number, (attempt.branch_step, (), None))
+        while (line := self.records.get((attempt.number, judged + 1))) is not None:
+            judged += 1
+            streak = (*streak, judged) if line.bad else ()
+            if firing is None and len(streak) >= FOR_RECORDS:
+                firing = self._latch("loss-spike", "loss", attempt.number, streak[0], judged)
+            if firing is None and line.mismatch:
+                firing = self._latch("replica-mismatch", "replica_mismatch", attempt.number, judged, judged)
+            if firing is None and line.nonfinite and self.scenario.fires_on_nonfinite:
+                firing = self._latch("non-finite", "nonfinite", attempt.number, judged, judged)
+        self._judged[attempt.number] = (judged, streak, firing)
+        return judged, firing
+
+    def _latch(self, rule: str, metric: str, attempt: int, first: int, fired: int) -> Latch:
+        on_loss = metric == "loss"
+        return Latch(
+            policy=POLICY,
+            rule=rule,
+            metric=metric,
+            action=self.scenario.action,
+            observed=BAD,
+            threshold=THRESHOLD if on_loss else 0.0,
+            sigma=4.0 if on_loss else None,
+            control_limit=THRESHOLD,
+            message=f"{metric} fired",
+            attempt=attempt,
+            first_bad_step=first,
+            fired_step=fired,
+            flagged=(self.records[attempt, first].window, self.records[attempt, fired].window),
+            remediation=RemediationSettings(
+                margin=self.scenario.margin,
+                before=1,
+                after=2,
+                probe=16,
+                probation_steps=self.scenario.probation,
+                margin_factor=self.scenario.margin_factor,
+            ),
+            rule_text={},
+        )
+
+    def _probe(self, state: RunState, acks: Acks) -> ProbeEvidence | None:
+        diagnosed, incident = acks.diagnosed, state.incident
+        if diagnosed is None or incident is None or diagnosed.attempt != incident.restoring_attempt:
+            return None
+        directive = state.directive
+        if directive is None or directive.diagnose is None or directive.restore is None:
+            return None
+        first, last = directive.diagnose.windows
+        control = BAD if directive.restore.step in self.scenario.control_bad else HEALTHY
+        return ProbeEvidence(
+            attempt=diagnosed.attempt,
+            state=directive.restore,
+            windows=tuple(
+                (window, BAD if window in self.scenario.damaged else HEALTHY) for window in range(first, last + 1)
+            ),
+            control=tuple((window, control) for window in directive.diagnose.control),
+        )
+
+
+class ScriptedOperator:
+    """One operator process, in the order of the reconciler: settle, observe, advance, journal, act."""
+
+    def __init__(self, run: ScriptedRun) -> None:
+        self.run = run
+        identity = Identity(service_account="operator", pod="p", pod_uid="u", image="i")
+        self.journal = RunJournal(run.store, RUN, identity, now=run.clock)
+        self.opened = False
+        self._acks = Acks()
+        self._read = 0
+
+    def turn(self) -> None:
+        """Do all that can be done now; a temporary failure ends the turn, the next one goes on."""
+        try:
+            if not self.opened:
+                now(self.journal.take_over(0))
+                self.opened = True
+            self._keep_directive()
+            self.settle()
+            self._drive()
+        except (Conflict, StoreUnavailable):
+            return
+
+    def _keep_directive(self) -> None:
+        """The directive in force under this operator's epoch, as the reconciler publishes it again."""
+        state = self.journal.state
+        if state.directive is None or state.pending is not None:
+            return
+        if self.run.bus is None or decode(Directive, self.run.bus).order < state.directive.order:
+            self.run.publish(state.directive)
+
+    def _drive(self) -> None:
+        for _ in range(COMMANDS_PER_TURN):
+            for ack in self.run.acks[self._read :]:
+                self._read += 1
+                self._acks = self._acks.fold(f"{self._read}-0", ack)
+            command = advance(self.journal.state, self.run.observe(self.journal.state, self._acks))
+            if command is None:
+                return
+            if isinstance(command, Append):
+                self.append(command)
+            else:
+                self.perform(command.effect)
+                self.finish(command.effect)
+        raise AssertionError(f"no rest after {COMMANDS_PER_TURN} commands; the last was {command}")
+
+    def settle(self) -> None:
+        """What became of an append whose reply was lost?"""
+        now(self.journal.settle())
+
+    def append(self, command: Append) -> None:
+        """Write a record."""
+        now(self.journal.append(command.draft))
+
+    def perform(self, effect: PendingEffect) -> None:
+        """Carry an effect out."""
+        directive = self.journal.state.directive
+        assert directive is not None
+        if effect.action is JournalAction.END_WORLD:
+            self.run.end_pods(int(effect.after["world"]))
+            return
+        self.run.publish(directive)
+        if effect.action is JournalAction.START_WORLD:
+            self.run.create_job(directive.world, directive.attempt)
+
+    def finish(self, effect: PendingEffect) -> None:
+        """The result of an effect."""
+        now(
+            self.journal.append(
+                Draft(action=effect.action, phase=Phase.RESULT, id=effect.id, incident=effect.incident, outcome="done")
+            )
+        )
+
+
+def play(
+    scenario: Scenario,
+    *,
+    kills: Iterable[tuple[int, str]] = (),
+    on_record: Callable[[ScriptedRun, JournalRecord], None] | None = None,
+    on_tick: Callable[[ScriptedRun], None] | None = None,
+    operator: type[ScriptedOperator] = ScriptedOperator,
+    at_least: int = 0,
+    ticks: int = 600,
+) -> ScriptedRun:
+    """Play a run until it rests for good: ended with its pods, or nothing changed for a while after `at_least`."""
+    run = ScriptedRun(scenario)
+    run.kills = frozenset(kills)
+    if on_record is not None:
+        run.on_record = lambda record: on_record(run, record)
+    process = operator(run)
+    quiet = 0
+    while run.ticks < ticks and quiet < 12:
+        before = (len(run.store.bodies), len(run.records), len(run.acks))
+        try:
+            process.turn()
+        except Killed:
+            process = operator(run)
+            for _ in range(scenario.downtime):
+                _pass(run, on_tick)
+        _pass(run, on_tick)
+        quiet = (
+            quiet + 1
+            if run.ticks > at_least and before == (len(run.store.bodies), len(run.records), len(run.acks))
+            else 0
+        )
+        if process.journal.state.ended and process.journal.state.pending is None and not run.living:
+            break
+    return run
+
+
+def _pass(run: ScriptedRun, on_tick: Callable[[ScriptedRun], None] | None) -> None:
+    run.tick()
+    if on_tick is not None:
+        on_tick(run)
+
+
+def directive_of(wire: Any) -> Directive:
+    """The directive in a journal record."""
+    return msgspec.convert(wire, type=Directive)
+
+
+def _survived(state: RunState, attempt: int, checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint belonged to the history that `attempt` continues."""
+    before = tuple(one for one in state.attempts if one.number < attempt)
+    return bool(before) and replace(state, attempts=before).owner(checkpoint.reference.step) == checkpoint.attempt
