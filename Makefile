@@ -2,8 +2,9 @@
 
 SHELL := /bin/bash
 CACHE := $(or $(TRIMTAB_CACHE),$(HOME)/.cache/trimtab)
-ENVIRONMENT := $(CACHE)/env-$(shell (python3 scripts/requirements.py; cat constraints.txt scripts/environment.sh) 2>/dev/null | sha256sum | cut -c1-16)
+ENVIRONMENT := $(CACHE)/env-$(shell (python3 scripts/requirements.py; cat constraints.txt) 2>/dev/null | sha256sum | cut -c1-16)
 BIN := .venv/bin
+SANDBOX := $(or $(TRIMTAB_SANDBOX_HOME),/var/lib/trimtab-sandbox)
 
 .PHONY: help environment demo test test-fast test-image lint format crds bench clean
 
@@ -14,9 +15,10 @@ help:
 	@echo "make test-image  build and run the trainer image (slow, 20 GB of disk on the way)"
 	@echo "make lint        ruff, pyright, import-linter"
 	@echo "make bench       measure, and write benchmarks/RESULTS.md"
-	@echo "make clean       take the sandbox down and remove what was built"
+	@echo "make clean       take the sandbox down and remove what this checkout made; $(CACHE) stays"
 
 environment: .venv/.made
+	@[ -e "$(ENVIRONMENT)/.complete" ] || scripts/environment.sh "$(ENVIRONMENT)" .venv
 
 .venv/.made: constraints.txt pyproject.toml scripts/environment.sh scripts/requirements.py
 	@scripts/environment.sh "$(ENVIRONMENT)" .venv
@@ -37,7 +39,7 @@ test-image: environment
 lint: environment
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright --pythonpath $(ENVIRONMENT)/bin/python
+	@$(BIN)/pyright --pythonpath "$(ENVIRONMENT)/bin/python"
 	@$(BIN)/lint-imports
 
 format: environment
@@ -51,5 +53,6 @@ bench: environment
 	@$(BIN)/python -m benchmarks
 
 clean:
-	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab sandbox down; fi
+	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab sandbox down; elif [ -d "$(SANDBOX)" ]; then \
+	  echo "a sandbox may be up in $(SANDBOX), and what takes it down is gone: make environment clean" >&2; exit 1; fi
 	@rm -rf build .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -33,16 +33,20 @@ if [ ! -e "$cached/.complete" ]; then
 fi
 
 mkdir -p "$launchers/bin"
-roots=$(printf "$PWD/%s:" contract policies operator trainer_image cli sandbox)
+roots=""
+for root in contract policies operator trainer_image cli sandbox; do
+  roots="$roots$PWD/$root:"
+done
 launch() {
-  printf '#!/bin/sh\nPYTHONPATH="%s${PYTHONPATH:-}" PATH="%s:$PATH" exec "%s" "$@"\n' "$roots" "$cached/bin" "$2" >"$launchers/bin/$1"
+  cat >"$launchers/bin/$1" <<END
+#!/bin/sh
+PYTHONPATH="$roots\${PYTHONPATH:-}" PATH="$cached/bin:\$PATH" exec $2 "\$@"
+END
   chmod +x "$launchers/bin/$1"
 }
-launch python "$cached/bin/python"
-for tool in ruff pyright lint-imports; do
-  launch "$tool" "$cached/bin/$tool"
+for tool in python ruff pyright lint-imports; do
+  launch "$tool" "\"$cached/bin/$tool\""
 done
 for name in trimtab kubectl-trimtab; do
-  printf '#!/bin/sh\nexec "%s/bin/python" -m trimtab_cli "$@"\n' "$PWD/$launchers" >"$launchers/bin/$name"
-  chmod +x "$launchers/bin/$name"
+  launch "$name" "\"$cached/bin/python\" -m trimtab_cli"
 done
