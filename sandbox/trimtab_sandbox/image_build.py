@@ -22,6 +22,8 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _PIP_CONFIGURATION = Path("/etc/pip.conf")
 _APT_SOURCES = Path("/etc/apt")
 _BUILD_SECONDS = 3600
+_MAX_UNNAMED_LAYERS = 100
+"""Every change of the sources leaves layers that no build will use again; beyond this they are all made anew."""
 
 # The Dockerfile is written for images where `python` and `pip` stand alone; Debian has other names and a lock.
 _CUSTOMISE = (
@@ -54,6 +56,12 @@ class Builder:
     def has(self, image: str) -> bool:
         """Whether the store holds an image of this name."""
         return image in self.run("images", "--format", "{{.Name}}:{{.Tag}}").split()
+
+    def prune(self, most_unnamed: int = 0) -> None:
+        """Forget every layer that no named image is made of, if there are more than so many unnamed ones."""
+        names = self.run("images", "--all", "--format", "{{.Name}}").split()
+        if names.count("<none>") > most_unnamed:
+            self.run("rmi", "--prune", "--force")
 
 
 def apt_sources(directory: Path = _APT_SOURCES) -> tuple[Path, ...]:
@@ -146,6 +154,7 @@ def build(
     ensure_packages(progress, IMAGE_PACKAGES)
     options = options or Options()
     builder = Builder(options.cache)
+    builder.prune(_MAX_UNNAMED_LAYERS)
     base = ensure_base(builder, progress)
     progress(f"building the {target} image")
     name = image_name(target)
@@ -188,8 +197,11 @@ def load(image: str, progress: Progress, *, options: Options | None = None) -> N
 
 
 def forget(image: str, *, options: Options | None = None) -> None:
-    """Remove a built image and its layers from the build store; what containerd has loaded stays."""
-    Builder((options or Options()).cache).run("rmi", "--force", image)
+    """Remove a built image from the build store, and every layer it alone was made of; the node keeps what it has."""
+    builder = Builder((options or Options()).cache)
+    if builder.has(image):
+        builder.run("rmi", "--force", image)
+    builder.prune()
 
 
 def remove_store(cache: Path) -> None:
