@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from trimtab_sandbox.errors import MissingToolError
 KUBERNETES_VERSION = "v1.35.4"
 _MODULE_FILES = ("dns.go", "go.mod", "go.sum", "main.go", "tools.go")
 _VERSION_PACKAGE = "k8s.io/component-base/version"
+_FIRST_USABLE_GO = 21
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,24 @@ def ensure_binaries(repository: Path, cache: Path, progress: Progress) -> Binari
     return binaries
 
 
-def _ensure(target: Path, module: Path, package: str, linker_flags: str, progress: Progress) -> None:
-    if target.exists():
-        return
+def _require_go() -> str:
     go = shutil.which("go") or shutil.which("/usr/local/go/bin/go")
     if go is None:
         raise MissingToolError(
             "Go is missing, and the sandbox's Kubernetes is built from source once: install Go 1.25 or later."
         )
+    # Earlier ones cannot even read the module file; this one and later ones fetch what it asks for.
+    version = run([go, "env", "GOVERSION"]).strip()
+    release = re.match(r"go1\.(\d+)", version)
+    if release is not None and int(release[1]) < _FIRST_USABLE_GO:
+        raise MissingToolError(f"{go} is {version}, which is too old to build Kubernetes: install Go 1.25 or later.")
+    return go
+
+
+def _ensure(target: Path, module: Path, package: str, linker_flags: str, progress: Progress) -> None:
+    if target.exists():
+        return
+    go = _require_go()
     progress(f"building {target.name} (once; several minutes the first time)")
     started = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,8 @@ PACKAGES: Mapping[str, str] = {
 IMAGE_PACKAGES: Mapping[str, str] = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 """What building images needs besides."""
 
+_START_POLICY = Path("/usr/sbin/policy-rc.d")
+
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -85,15 +87,14 @@ def ensure_packages(progress: Progress, wanted: Mapping[str, str] = PACKAGES) ->
     progress(f"installing Debian packages: {' '.join(absent)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     # Debian starts daemons on installation; a policy-rc.d that says no keeps them, and their ports, out of the way.
-    policy = Path("/usr/sbin/policy-rc.d")
-    placed = not policy.exists()
+    placed = not _START_POLICY.exists()
     if placed:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
+        _START_POLICY.write_text("#!/bin/sh\nexit 101\n")
+        _START_POLICY.chmod(0o755)
     try:
         run([apt, "update", "-q"], environment=environment, timeout=600)
         command = [apt, "install", "-y", "-q", "--no-install-recommends", *absent]
         run(command, environment=environment, timeout=1800)
     finally:
         if placed:
-            policy.unlink(missing_ok=True)
+            _START_POLICY.unlink(missing_ok=True)

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from trimtab_sandbox import packages
 from trimtab_sandbox.__main__ import main
+from trimtab_sandbox.build import ensure_binaries
 from trimtab_sandbox.errors import MissingToolError, UnsupportedMachineError
 from trimtab_sandbox.packages import check_machine, ensure_packages, find
 from trimtab_sandbox.settings import CACHE_VARIABLE, HOME_VARIABLE, Options
@@ -33,6 +35,50 @@ def test_missing_packages_are_named_at_once_where_there_is_no_apt(
     wanted = {"no-such-program": "package-one", "/no/such/file": "package-two", "sh": "dash"}
     with pytest.raises(MissingToolError, match=r"package-one, package-two .*not Debian"):
         ensure_packages(print, wanted)
+
+
+def _program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_absent_packages_are_installed_at_once_without_questions_and_without_starting_daemons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, policy = tmp_path / "said", tmp_path / "policy-rc.d"
+    policy_and_words = f'echo "$DEBIAN_FRONTEND" "$*" "$({policy}; echo $?)" >> {said}'
+    _program(tmp_path / "apt-get", policy_and_words)
+    monkeypatch.setattr(packages, "_START_POLICY", policy)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ensure_packages(print, {"no-such-program": "package-one", "/no/such/file": "package-two", "sh": "dash"})
+    assert said.read_text().splitlines() == [
+        "noninteractive update -q 101",
+        "noninteractive install -y -q --no-install-recommends package-one package-two 101",
+    ]
+    assert not policy.exists()
+
+
+def test_a_daemon_policy_of_the_machines_own_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = tmp_path / "policy-rc.d"
+    policy.write_text("theirs")
+    _program(tmp_path / "apt-get", "true")
+    monkeypatch.setattr(packages, "_START_POLICY", policy)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ensure_packages(print, {"no-such-program": "package-one"})
+    assert policy.read_text() == "theirs"
+
+
+def test_a_machine_without_go_or_with_an_old_one_is_told_which_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Options().repository
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    with pytest.raises(MissingToolError, match=r"Go is missing.*install Go 1\.25 or later"):
+        ensure_binaries(repository, tmp_path, print)
+    _program(tmp_path / "go", "echo go1.19.8")
+    monkeypatch.setattr("shutil.which", lambda program: str(tmp_path / "go"))
+    with pytest.raises(MissingToolError, match=r"is go1\.19\.8, which is too old.*install Go 1\.25 or later"):
+        ensure_binaries(repository, tmp_path, print)
 
 
 def test_programs_in_system_directories_are_found_without_path(monkeypatch: pytest.MonkeyPatch) -> None:
