@@ -210,3 +210,13 @@ def test_bad_values_are_refused_by_field(helm: Path, value: str, field: str) -> 
     done = try_render(helm, f"--set={value}")
     assert done.returncode != 0
     assert field in done.stderr
+
+
+def test_slow_imports_are_not_taken_for_a_stalled_event_loop(helm: Path) -> None:
+    """The startup probe holds the others off for two minutes; then only a loop that stalls is killed."""
+    operator = container(render(helm))
+    startup, liveness = operator["startupProbe"], operator["livenessProbe"]
+    assert startup["httpGet"] == liveness["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 120
+    assert "initialDelaySeconds" not in liveness
+    assert operator["readinessProbe"]["httpGet"]["path"] == "/readyz"
