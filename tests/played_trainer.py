@@ -111,7 +111,7 @@ class PlayedWorld:
     ledger: SkipLedger = field(default_factory=SkipLedger)
     directive: Directive | None = None
     restored: CheckpointReference | None = None
-    tried: set[int] = field(default_factory=set)
+    tried: set[int] = field(default_factory=set[int])
     seen: int = 0
     progress: int = 0
     ready: bool = False

@@ -100,6 +100,9 @@ class MemoryJournal:
     async def get_object(self, key: str) -> bytes:
         raise AssertionError("unused")
 
+    async def last(self, run: RunId) -> bytes | None:
+        return self.bodies[max(self.bodies)] if self.bodies else None
+
     async def runs(self) -> tuple[RunId, ...]:
         return (RUN,)
 
@@ -310,7 +313,11 @@ class ScriptedRun:
         if not state.attempts or not state.guards:
             return 0, None
         attempt = state.attempts[-1]
-        judged, streak, firing = self._judged.get(attempt.number, (attempt.branch_step, (), None))
+        streak: tuple[int, ...] = ()
+        firing: Latch | None = None
+        judged = attempt.branch_step
+        if attempt.number in self._judged:
+            judged, streak, firing = self._judged[attempt.number]
         while (line := self.records.get((attempt.number, judged + 1))) is not None:
             judged += 1
             streak = (*streak, judged) if line.bad else ()
@@ -401,6 +408,7 @@ class ScriptedOperator:
             self.run.publish(state.directive)
 
     def _drive(self) -> None:
+        command = None
         for _ in range(COMMANDS_PER_TURN):
             for ack in self.run.acks[self._read :]:
                 self._read += 1

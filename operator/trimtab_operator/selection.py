@@ -93,6 +93,8 @@ def _explain(
                 if relapsed and checkpoint.state is CheckpointState.CERTIFIED
                 else ("the newest one old enough")
             )
+        elif not why and target is not None and checkpoint.reference.step > target.reference.step:
+            why = "not certified, and after a relapse a certified one is preferred"
         elif not why:
             why = "an older one than the chosen"
         explained.append(

@@ -1,0 +1,77 @@
+"""The fold of the acknowledgement stream: late words of the past change nothing, claims are never lost."""
+
+from run_states import ack, reference
+from trimtab_contract.directives import Ack, AckState
+from trimtab_operator.observation import Acks
+
+
+def folded(*acks: Ack) -> Acks:
+    state = Acks()
+    for number, one in enumerate(acks, 1):
+        state = state.fold(f"{number}-0", one)
+    return state
+
+
+def test_the_newest_state_is_kept_and_the_cursor_follows() -> None:
+    state = folded(ack(AckState.WAITING), ack(AckState.RUNNING))
+    assert state.latest is not None
+    assert state.latest.state is AckState.RUNNING
+    assert state.cursor == "2-0"
+
+
+def test_a_late_word_of_an_older_world_or_attempt_is_not_the_newest_state() -> None:
+    new = ack(AckState.RUNNING, world=2, attempt=3)
+    for old in (
+        ack(AckState.FINISHED, world=1, attempt=1),
+        ack(AckState.FAILED, world=1, attempt=2),
+        ack(AckState.RESTORED, world=2, attempt=2),
+        ack(AckState.TERMINATED, world=1, attempt=2),
+    ):
+        state = folded(new, old)
+        assert state.latest == new
+        assert (state.finished, state.failed, state.restored, state.terminated) == (None, None, None, None)
+
+
+def test_a_late_claim_of_an_older_world_still_counts() -> None:
+    saved = ack(AckState.SAVED, checkpoint=reference(80))
+    state = folded(ack(AckState.RUNNING, world=2, attempt=2), saved, saved)
+    assert state.saved == (reference(80),)
+
+
+def test_claims_repeated_with_any_ack_are_found_once_each() -> None:
+    recent = (reference(70), reference(80))
+    state = folded(ack(AckState.RUNNING, recent=recent), ack(AckState.HOLDING, recent=recent))
+    assert state.saved == recent
+
+
+def test_events_about_checkpoints_do_not_hide_the_state() -> None:
+    holding = ack(AckState.HOLDING)
+    state = folded(
+        holding,
+        ack(AckState.VERIFIED, checkpoint=reference(80), by="b"),
+        ack(AckState.VERIFY_FAILED, checkpoint=reference(70), detail="object rank-0 differs"),
+        ack(AckState.SAVED, checkpoint=reference(80)),
+        ack(AckState.REFUSED, reason="RestoreRequired"),
+    )
+    assert state.latest == holding
+    assert state.verified == ((reference(80), "b"),)
+    assert state.verify_failed == ((reference(70), "object rank-0 differs"),)
+    assert state.refused is not None
+
+
+def test_what_is_said_again_and_again_takes_no_more_room() -> None:
+    said = [ack(AckState.VERIFIED, checkpoint=reference(80), by=host) for host in ("b", "a", "b")] * 50
+    assert folded(*said).verified == ((reference(80), "b"),)
+
+
+def test_the_words_that_decide_are_kept_beside_the_newest_state() -> None:
+    state = folded(
+        ack(AckState.RESTORED, attempt=2),
+        ack(AckState.DIAGNOSED, attempt=2),
+        ack(AckState.RUNNING, attempt=2),
+        ack(AckState.FINISHED, attempt=2),
+    )
+    assert state.restored is not None
+    assert state.diagnosed is not None
+    assert state.finished is not None
+    assert state.latest == state.finished
