@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import msgspec
 from trimtab_contract.directives import Ack, AckState, CheckpointReference, TerminationMessage
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
@@ -41,7 +42,8 @@ class Pods:
 class Acks:
     """The fold of the acknowledgement stream.
 
-    `latest` is the newest ack that tells the state of the newest world; `saved` are all (attempt, reference) claims;
+    `latest` is the newest ack that tells the state of the newest world; `restored` may be a Diagnosed that names its
+    checkpoint, where Redis lost the word before it; `saved` are all (attempt, reference) claims;
     `verified` and `verify_failed` map manifest keys to the host that looked.
     """
 
@@ -59,7 +61,7 @@ class Acks:
 
     def fold(self, entry_id: str, ack: Ack) -> "Acks":
         """The acks after one more stream entry."""
-        after = replace(self, cursor=entry_id)
+        after = replace(self, cursor=entry_id, latest=self._heard(ack))
         for reference in (*ack.recent, *((ack.checkpoint,) if ack.state is AckState.SAVED and ack.checkpoint else ())):
             if reference not in after.saved:
                 after = replace(after, saved=(*after.saved, reference))
@@ -81,7 +83,20 @@ class Acks:
             AckState.FINISHED: "finished",
             AckState.TERMINATED: "terminated",
         }.get(ack.state)
+        if ack.state is AckState.DIAGNOSED and ack.checkpoint is not None and not _same_attempt(self.restored, ack):
+            after = replace(after, restored=ack)
         return replace(after, **{kept: ack}) if kept else after
+
+    def _heard(self, ack: Ack) -> Ack | None:
+        """The newest state with the progress of any ack of its attempt: a world that saves often seldom repeats it."""
+        latest = self.latest
+        if latest is None or (ack.world, ack.attempt) != (latest.world, latest.attempt):
+            return latest
+        return msgspec.structs.replace(latest, progress=max(latest.progress, ack.progress))
+
+
+def _same_attempt(one: Ack | None, other: Ack) -> bool:
+    return one is not None and one.attempt == other.attempt
 
 
 _Looked = tuple[tuple[CheckpointReference, str], ...]
