@@ -122,9 +122,9 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """A world's answer. `step` is the last completed step; `progress` rises whenever a main thread got on.
 
-    `checkpoint` names what Saved, Verified, VerifyFailed, Restoring, Restored and Failed speak of; `by` the host that
-    verified; `replicas` is sent with Holding, and so is `nonfinite`: what of each rank's weights and optimizer
-    state is not finite, empty if all is; `recent` repeats the latest saved checkpoints with every ack.
+    `checkpoint` names what Saved, Verified, VerifyFailed, Restoring, Restored, Diagnosed and Failed speak of; `by` the
+    host that verified; `replicas` is sent with Holding, and so is `nonfinite`: what of each rank's weights and
+    optimizer state is not finite, empty if all is; `recent` repeats the latest saved checkpoints with every ack.
     """
 
     state: AckState

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
+from trimtab_contract.directives import AckState
 from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_contract.keys import RunId, ack_stream, metrics_stream
 
@@ -34,6 +35,8 @@ from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 LISTEN_MILLISECONDS = 1000
 MAX_COMMANDS = 500
 """More commands than one reconcile can ever need; reaching it is a defect, and ends the reconcile loudly."""
+
+_STANDING = frozenset({AckState.HOLDING, AckState.FINISHED})
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -192,7 +195,11 @@ class RunReconciler:
             records = await self._feed.after(state.attempt, judged)
             self._judge.take(records, state)
             if len(records) < BATCH or self._judge.judged_step == judged:
-                return
+                break
+        # A bus that was emptied shows no gap as long as the world publishes nothing more.
+        told = self._acks.latest
+        if told is not None and told.attempt == state.attempt and told.state in _STANDING:
+            self._judge.take(await self._feed.archived(state.attempt, self._judge.judged_step + 1, told.step), state)
 
     async def _keep_directive(self) -> None:
         """Publish the directive in force again when Redis lost it or holds an older one."""

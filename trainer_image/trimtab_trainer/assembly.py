@@ -5,8 +5,10 @@ import logging
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from trimtab_contract.keys import records_prefix, stacks_object
 
@@ -21,6 +23,7 @@ from trimtab_trainer.data import BatchLog, ByteWindows
 from trimtab_trainer.directives import Inbox
 from trimtab_trainer.errors import BadConfig, StoreRefused, StoreUnavailable
 from trimtab_trainer.faults import FaultInjector
+from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee
 from trimtab_trainer.runtime import Fingerprints, Runtime, Spokesman
 from trimtab_trainer.telemetry import Outbox, Reporter, Vitals
@@ -28,6 +31,8 @@ from trimtab_trainer.watchdog import Watchdog
 from trimtab_trainer.world_state import WorldState
 
 logger = logging.getLogger(__name__)
+
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +49,33 @@ class Prepared:
 
 
 def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
-    """Build model, data and store; raises BadConfig or InvalidFields."""
+    """Build model, data and store; raises BadConfig with all that is wrong with any of them."""
     trainee = Trainee(config)
+    problems: list[str] = []
+    data = _tried(lambda: _data(config, environment), problems)
+    store = _tried(lambda: _store(environment), problems)
+    parameters = dict(trainee.named_parameters())
+    faults = _tried(lambda: FaultInjector(config.faults, environment.rank, parameters), problems)
+    if data is None or store is None or faults is None:
+        raise BadConfig(problems)
     return Prepared(
         environment=environment,
         config=config,
         config_sha256=config_sha256,
         trainee=trainee,
-        data=_data(config, environment),
-        store=_store(environment),
-        faults=FaultInjector(config.faults, environment.rank, dict(trainee.named_parameters())),
+        data=data,
+        store=store,
+        faults=faults,
     )
+
+
+def _tried(build: Callable[[], _Part], problems: list[str]) -> _Part | None:
+    """The part, or None with what is wrong added to `problems`."""
+    try:
+        return build()
+    except (BadConfig, InvalidFields) as error:
+        problems += error.problems
+        return None
 
 
 def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> Runtime:

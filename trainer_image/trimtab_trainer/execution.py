@@ -183,7 +183,9 @@ class DirectiveExecutor:
                 )
             )
         if directive.diagnose is not None and state.ready:
-            self._say(Statement(AckState.DIAGNOSED, evidence=self._diagnose(directive.diagnose)))
+            evidence = self._diagnose(directive.diagnose)
+            measured = restored if restored is not None and restored.step == state.step else None
+            self._say(Statement(AckState.DIAGNOSED, checkpoint=measured, evidence=evidence))
 
     def _diagnose(self, diagnose: Diagnose) -> EvidenceReference:
         """Measure once per attempt and set of windows; repeated directives get the same evidence."""

@@ -49,17 +49,24 @@ def _dataclass(kind: Any, given: object, path: str, problems: list[str]) -> obje
                 values[field.name] = _value(hints[field.name], mapping[name], prefix + name, problems)
             except _Wrong:
                 continue
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif _required(field):
             problems.append(f"{prefix}{name}: missing; it must be given")
+    built: object = None
+    # Also when some fields are wrong already: the others are checked all the same, beside the defaults of those.
+    if all(field.name in values for field in fields.values() if _required(field)):
+        try:
+            built = kind(**values)
+        except InvalidFields as error:
+            for problem in error.problems:
+                name, _, text = problem.partition(":")
+                problems.append(f"{prefix}{camel(name)}:{text}")
     if len(problems) > before:
         raise _Wrong
-    try:
-        return kind(**values)
-    except InvalidFields as error:
-        for problem in error.problems:
-            name, _, text = problem.partition(":")
-            problems.append(f"{prefix}{camel(name)}:{text}")
-        raise _Wrong from error
+    return built
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _value(kind: Any, given: object, path: str, problems: list[str]) -> object:
