@@ -1,0 +1,160 @@
+"""What a trainer says it saved, looked at on a real S3 server."""
+
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from object_store_fixture import ADMIN, ObjectStoreServer
+from run_states import run_state
+from trimtab_contract.checkpoints import (
+    CheckpointManifest,
+    EvaluationProbe,
+    FiniteScan,
+    StoredObject,
+    encode_manifest,
+    sha256_hex,
+)
+from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.keys import RunId, checkpoint_prefix
+from trimtab_operator.adapters.s3 import S3CheckpointStore, S3CheckpointStores
+from trimtab_operator.claims import look_at_claims
+from trimtab_operator.errors import StoreUnavailable
+from trimtab_operator.observation import CheckpointClaim
+from trimtab_operator.run_state import Checkpoint, CheckpointState
+
+OBJECTS = {"rank-000000.bin": b"weights", "rank-000001.bin": b"more weights"}
+SECRET = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
+
+
+@pytest.fixture(scope="module")
+def bucket(object_store: ObjectStoreServer) -> str:
+    return object_store.new_bucket("claims")
+
+
+@pytest.fixture
+async def store(object_store: ObjectStoreServer, bucket: str) -> AsyncIterator[S3CheckpointStore]:
+    made = S3CheckpointStores()
+    yield made.open(f"s3://{bucket}/team", object_store.endpoint, SECRET)
+    await made.close()
+
+
+class Trainer:
+    """Stores checkpoints as a trainer does."""
+
+    def __init__(self, object_store: ObjectStoreServer, bucket: str) -> None:
+        self.run = RunId("lab", "job", str(uuid.uuid4()))
+        self.client = object_store.client()
+        self.bucket = bucket
+
+    def put(self, key: str, body: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=key, Body=body)
+
+    def save(self, step: int = 10, *, leave_out: str = "", cut: str = "", **changes: Any) -> CheckpointReference:
+        prefix = checkpoint_prefix("team", self.run, step, 1, uuid.uuid4().hex[:6])
+        for name, body in OBJECTS.items():
+            if name != leave_out:
+                self.put(prefix + name, body[:-1] if name == cut else body)
+        stored = {
+            name: StoredObject(size=len(body), sha256=sha256_hex(body), rank=rank)
+            for rank, (name, body) in enumerate(OBJECTS.items())
+        }
+        manifest = CheckpointManifest(
+            run=str(self.run),
+            attempt=1,
+            step=step,
+            world_size=2,
+            next_window=step,
+            skip=(),
+            lr=None,
+            learning_rate=1e-3,
+            optimizer_steps=step,
+            objects=stored,
+            tensors={},
+            replica_checksum="0",
+            replicas_agree=True,
+            finite=FiniteScan(nonfinite=0),
+            evaluation=EvaluationProbe(window=step, window_sha256="0", losses=(1.0, 1.0)),
+            config_sha256="0",
+            code_sha256="0",
+            versions={},
+            trigger="Periodic",
+            saved_at=1.0,
+        )
+        body = encode_manifest(msgspec.structs.replace(manifest, **changes))
+        self.put(prefix + "manifest.json", body)
+        return CheckpointReference(key=prefix + "manifest.json", sha256=sha256_hex(body), step=step)
+
+
+@pytest.fixture
+def trainer(object_store: ObjectStoreServer, bucket: str) -> Trainer:
+    return Trainer(object_store, bucket)
+
+
+async def look(
+    store: S3CheckpointStore, trainer: Trainer, *references: CheckpointReference
+) -> tuple[CheckpointClaim, ...]:
+    return await look_at_claims(store, trainer.run, run_state(), references)
+
+
+async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
+    store: S3CheckpointStore, trainer: Trainer
+) -> None:
+    reference = trainer.save()
+    (claim,) = await look(store, trainer, reference)
+    assert claim.usable
+    assert claim.attempt == 1
+    assert "sizes of 2 objects (19 bytes) agree" in claim.why
+    assert [(one.key, one.sha256, one.store) for one in claim.evidence] == [
+        (reference.key, reference.sha256, "checkpoint")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda one: one.save(leave_out="rank-000001.bin"), "object rank-000001.bin has no bytes instead of 12"),
+        (lambda one: one.save(cut="rank-000000.bin"), "object rank-000000.bin has 6 bytes instead of 7"),
+        (lambda one: one.save(replicas_agree=False), "replicas disagreed when it was saved"),
+        (
+            lambda one: one.save(finite=FiniteScan(nonfinite=3, tensors=("head",))),
+            "3 elements of head are not finite",
+        ),
+        (lambda one: one.save(run="lab/other/uid"), "belongs to run lab/other/uid"),
+        (lambda one: msgspec.structs.replace(one.save(), step=11), "its manifest says step 10"),
+        (lambda one: msgspec.structs.replace(one.save(), sha256="0" * 64), "SHA-256 is not the one the trainer named"),
+        (lambda one: msgspec.structs.replace(one.save(), key="team/nothing/manifest.json"), "does not exist"),
+        (lambda one: one.save(schema=9), "schema 9 is not supported"),
+    ],
+)
+async def test_a_checkpoint_that_cannot_be_trusted_is_refused_with_its_reason(
+    store: S3CheckpointStore, trainer: Trainer, make: Callable[[Trainer], CheckpointReference], why: str
+) -> None:
+    (claim,) = await look(store, trainer, make(trainer))
+    assert not claim.usable
+    assert why in claim.why
+
+
+async def test_what_is_no_manifest_is_refused(store: S3CheckpointStore, trainer: Trainer) -> None:
+    trainer.put("team/junk/manifest.json", b"junk")
+    reference = CheckpointReference(key="team/junk/manifest.json", sha256=sha256_hex(b"junk"), step=1)
+    (claim,) = await look(store, trainer, reference)
+    assert not claim.usable
+    assert "manifest cannot be decoded" in claim.why
+
+
+async def test_what_the_journal_knows_is_not_looked_at_again(store: S3CheckpointStore, trainer: Trainer) -> None:
+    known, new = trainer.save(10), trainer.save(20)
+    state = run_state(checkpoints=(Checkpoint(reference=known, attempt=1, state=CheckpointState.COMMITTED),))
+    claims = await look_at_claims(store, trainer.run, state, (known, new, new))
+    assert [claim.reference for claim in claims] == [new]
+
+
+async def test_a_silent_store_refuses_nothing(object_store: ObjectStoreServer, bucket: str, trainer: Trainer) -> None:
+    reference = trainer.save()
+    stores = S3CheckpointStores()
+    store = stores.open(f"s3://{bucket}/team", "http://127.0.0.1:9", SECRET)
+    with pytest.raises(StoreUnavailable):
+        await look(store, trainer, reference)
+    await stores.close()

@@ -1,0 +1,240 @@
+"""One run's judgement with the real policies' engine: what is latched, and that it never depends on who looks when."""
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from judged_runs import record
+from run_states import attempts, run_state
+from trimtab_contract.metrics import MetricRecord
+from trimtab_operator.incidents import PolicyIdentity
+from trimtab_operator.judge import Judge
+from trimtab_operator.run_state import AcceptedGuard, RunState
+from trimtab_policies.policy import AcceptedPolicy, parse_policy
+
+SPIKE: dict[str, Any] = {
+    "name": "loss-spike",
+    "metric": "loss",
+    "spike": {"baseline": {"records": 20, "minRecords": 10}, "sigma": 4},
+    "forRecords": 3,
+    "action": "Rollback",
+}
+NONFINITE = {"name": "non-finite", "metric": "nonfinite", "range": {"max": 0}, "forRecords": 1, "action": "Rollback"}
+LOUD = {"name": "loud", "metric": "loss", "range": {"max": 5}, "forRecords": 1, "action": "Notify"}
+HALT = {"name": "halt", "metric": "loss", "range": {"max": 50}, "forRecords": 1, "action": "Stop"}
+
+
+def policy(*rules: dict[str, Any], mode: str = "Enforce", generation: int = 1, name: str = "guard") -> AcceptedPolicy:
+    spec = parse_policy(
+        {
+            "mode": mode,
+            "rules": list(rules),
+            "remediation": {
+                "margin": 12,
+                "skipBatches": {"before": 1, "after": 3, "probe": 40},
+                "probationSteps": 25,
+                "escalate": {"marginFactor": 3},
+                "learningRate": {"scale": 0.5, "forSteps": 60},
+            },
+        }
+    )
+    return AcceptedPolicy.of(
+        spec, kind="GuardPolicy", namespace="lab", name=name, uid=f"uid-{name}", generation=generation
+    )
+
+
+def identity(one: AcceptedPolicy) -> PolicyIdentity:
+    return PolicyIdentity(
+        kind=one.kind, namespace="lab", name=one.name, uid=one.uid, generation=one.generation, hash=one.hash
+    )
+
+
+def guarded(*policies: AcceptedPolicy, mode: str = "Enforce", step: int = 1, attempt: int = 1) -> AcceptedGuard:
+    return AcceptedGuard(
+        policies=tuple(identity(one) for one in policies), mode=mode, from_attempt=attempt, from_step=step
+    )
+
+
+def judge_of(state: RunState, records: Iterable[MetricRecord], *policies: AcceptedPolicy) -> Judge:
+    judge = Judge()
+    judge.texts.update({one.hash: one for one in policies})
+    judge.begin(state, tuple(records))
+    return judge
+
+
+def run(losses: Iterable[float], *, attempt: int = 1, first: int = 1, **scalars: float) -> list[MetricRecord]:
+    return [
+        record(step, attempt=attempt, loss=loss, nonfinite=0.0, **scalars) for step, loss in enumerate(losses, first)
+    ]
+
+
+def healthy(count: int) -> list[float]:
+    return [2.0 + 0.1 * (1, -1, 0.5, -0.5)[index % 4] for index in range(count)]
+
+
+def test_a_latch_carries_everything_that_later_edits_must_not_change() -> None:
+    one = policy(SPIKE)
+    judge = judge_of(run_state(guards=(guarded(one),)), run([*healthy(40), 9.0, 9.5, 9.2, 9.1]), one)
+    latch = judge.firing
+    assert latch is not None
+    assert latch.policy == identity(one)
+    assert (latch.rule, latch.metric, latch.action) == ("loss-spike", "loss", "Rollback")
+    assert (latch.attempt, latch.first_bad_step, latch.fired_step, latch.flagged) == (1, 41, 43, (40, 42))
+    assert latch.observed == 9.2
+    assert isinstance(latch.threshold, float)
+    assert 2.0 < latch.threshold < 4.0
+    assert (latch.sigma, latch.control_limit, latch.on_loss) == (4.0, latch.threshold, True)
+    assert "3 records in a row since step 41" in latch.message
+    settings = latch.remediation
+    assert (settings.margin, settings.before, settings.after, settings.probe) == (12, 1, 3, 40)
+    assert (settings.probation_steps, settings.margin_factor) == (25, 3.0)
+    assert settings.learning_rate is not None
+    assert (settings.learning_rate.scale, settings.learning_rate.until_step) == (0.5, 60)
+    assert latch.rule_text["forRecords"] == 3
+    assert "floor" not in json.dumps(latch.rule_text)
+
+
+def test_the_first_firing_of_an_attempt_is_kept_however_late_anybody_acts() -> None:
+    one = policy(SPIKE)
+    state = run_state(guards=(guarded(one),))
+    records = run([*healthy(40), *[9.0] * 30, *healthy(40)])
+    whole = judge_of(state, records, one)
+    bit_by_bit = judge_of(state, (), one)
+    seen = []
+    for each in records:
+        bit_by_bit.take((each,), state)
+        seen.append(bit_by_bit.firing)
+    assert seen[41] is None
+    assert seen[42] is not None
+    assert set(map(repr, seen[42:])) == {repr(whole.firing)}
+    assert bit_by_bit.judged_step == whole.judged_step == 110
+
+
+def test_a_new_attempt_forgets_the_firing_and_is_armed_at_once() -> None:
+    one = policy(SPIKE)
+    first = run_state(guards=(guarded(one),))
+    records = run([*healthy(40), 9.0, 9.0, 9.0])
+    judge = judge_of(first, records, one)
+    assert judge.firing is not None
+    second = run_state(guards=(guarded(one),), attempts=attempts((None, 0), (1, 30)))
+    assert judge.needs_loading(second)
+    judge.begin(second, tuple(records[:30]))
+    assert not judge.needs_loading(second)
+    assert (judge.firing, judge.judged_step) == (None, 30)
+    judge.take(tuple(run([9.0, 9.0, 9.0], attempt=2, first=31)), second)
+    assert judge.firing is not None
+    assert (judge.firing.attempt, judge.firing.first_bad_step) == (2, 31)
+
+
+def test_records_of_an_abandoned_stretch_are_not_judged() -> None:
+    one = policy(SPIKE)
+    state = run_state(guards=(guarded(one),), attempts=attempts((None, 0), (1, 30)))
+    judge = judge_of(state, run([*healthy(40), 9.0, 9.0, 9.0]), one)
+    assert (judge.firing, judge.judged_step) == (None, 30)
+
+
+def test_nothing_is_judged_across_a_gap_until_it_is_filled() -> None:
+    one = policy(SPIKE)
+    state = run_state(guards=(guarded(one),))
+    records = run([*healthy(40), 9.0, 9.0, 9.0])
+    judge = judge_of(state, [*records[:20], *records[21:]], one)
+    assert (judge.judged_step, judge.missing_step, judge.firing) == (20, 21, None)
+    judge.take(tuple(records[20:]), state)
+    assert judge.missing_step is None
+    assert judge.firing is not None
+
+
+def test_where_older_records_are_lost_the_history_begins_behind_the_loss() -> None:
+    one = policy(SPIKE)
+    state = run_state(guards=(guarded(one),), attempts=attempts((None, 0), (1, 30)))
+    kept = [each for each in run(healthy(30)) if each.step not in {5, 6}]
+    judge = judge_of(state, kept, one)
+    assert (judge.judged_step, judge.missing_step) == (30, None)
+    judge.take(tuple(run([9.0, 9.0, 9.0], attempt=2, first=31)), state)
+    assert judge.firing is not None
+
+
+def test_notes_are_taken_once_for_each_beginning() -> None:
+    one = policy(SPIKE, LOUD)
+    state = run_state(guards=(guarded(one),))
+    judge = judge_of(state, run([*healthy(20), 9.0, 9.0, *healthy(5), 9.0]), one)
+    notes = [(note.rule, note.action, note.step, note.would_have) for note in judge.notes]
+    assert notes == [("loud", "Notify", 21, ""), ("loud", "Notify", 28, "")]
+    judge.begin(state, tuple(run([*healthy(20), 9.0, 9.0, *healthy(5), 9.0])))
+    assert [note.step for note in judge.notes] == [21, 28]
+    assert judge.firing is None
+
+
+@pytest.mark.parametrize(("policy_mode", "guard_mode"), [("Observe", "Enforce"), ("Enforce", "Observe")])
+def test_a_rule_that_only_observes_records_what_it_would_have_done(policy_mode: str, guard_mode: str) -> None:
+    one = policy(SPIKE, mode=policy_mode)
+    judge = judge_of(run_state(guards=(guarded(one, mode=guard_mode),)), run([*healthy(40), 9.0, 9.0, 9.0]), one)
+    assert judge.firing is None
+    assert [(note.rule, note.action, note.would_have) for note in judge.notes] == [("loss-spike", "Record", "Rollback")]
+
+
+def test_a_stronger_rule_that_fires_later_takes_over() -> None:
+    one = policy(SPIKE, HALT)
+    judge = judge_of(run_state(guards=(guarded(one),)), run([*healthy(40), 9.0, 9.0, 9.0, 99.0, 9.0]), one)
+    assert judge.firing is not None
+    assert (judge.firing.rule, judge.firing.action, judge.firing.fired_step) == ("halt", "Stop", 44)
+
+
+def test_each_record_is_judged_by_the_policy_then_in_force() -> None:
+    old, new = policy(SPIKE), policy({**LOUD, "action": "Rollback"}, generation=2)
+    state = run_state(guards=(guarded(old), guarded(new, step=30)))
+    judge = judge_of(state, run([*healthy(20), 9.0, *healthy(20), 9.0]), old, new)
+    assert judge.firing is not None
+    assert (judge.firing.policy.generation, judge.firing.first_bad_step) == (2, 42)
+
+
+def test_a_non_finite_step_is_latched_in_words_and_judges_its_control_by_healthy_losses() -> None:
+    one = policy(NONFINITE)
+    records = [*run(healthy(40)), record(41, loss=math.nan, nonfinite=17.0)]
+    judge = judge_of(run_state(guards=(guarded(one),)), records, one)
+    latch = judge.firing
+    assert latch is not None
+    assert (latch.rule, latch.observed, latch.sigma, latch.on_loss) == ("non-finite", 17.0, None, False)
+    assert latch.control_limit is not None
+    assert 2.0 < latch.control_limit < 2.6
+    assert latch.flagged == (40, 40)
+
+
+def test_a_non_finite_loss_is_a_word_in_the_latch() -> None:
+    one = policy(SPIKE)
+    judge = judge_of(run_state(guards=(guarded(one),)), run([*healthy(40), math.nan, math.inf, math.nan]), one)
+    assert judge.firing is not None
+    assert judge.firing.observed == "NaN"
+
+
+def test_without_healthy_losses_there_is_no_limit_for_the_control() -> None:
+    one = policy(NONFINITE)
+    judge = judge_of(run_state(guards=(guarded(one),)), [record(1, nonfinite=3.0)], one)
+    assert judge.firing is not None
+    assert judge.firing.control_limit is None
+
+
+def test_the_evidence_is_the_records_around_the_first_bad_one() -> None:
+    one = policy(SPIKE)
+    judge = judge_of(run_state(guards=(guarded(one),)), run([*healthy(300), 9.0, math.nan, 9.0]), one)
+    lines = [json.loads(line) for line in judge.evidence().splitlines()]
+    assert [line["step"] for line in lines] == list(range(301 - 128, 304))
+    assert lines[-2]["scalars"]["loss"] == "NaN"
+    assert Judge().evidence() == b""
+
+
+def test_without_a_policy_records_are_counted_and_nothing_fires() -> None:
+    judge = judge_of(run_state(guards=(guarded(),)), run([*healthy(10), 99.0]))
+    assert (judge.judged_step, judge.firing, judge.notes) == (11, None, ())
+
+
+def test_a_longer_memory_is_loaded_when_a_policy_needs_it() -> None:
+    short = policy(SPIKE)
+    state = run_state(guards=(guarded(short),))
+    judge = judge_of(state, run(healthy(10)), short)
+    assert not judge.needs_loading(state)
+    long = policy({**SPIKE, "spike": {"baseline": {"records": 2000, "minRecords": 50}, "sigma": 4}}, generation=2)
+    judge.texts[long.hash] = long
+    assert judge.needs_loading(state)

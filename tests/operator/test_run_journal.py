@@ -1,0 +1,232 @@
+"""One run's journal as an operator writes it, on a real S3 server: lost replies, takeovers, fenced writers."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from object_store_fixture import ADMIN, ObjectStoreServer
+from trimtab_contract.directives import Action, Directive
+from trimtab_contract.journal import Phase, parse_record, verify_chain
+from trimtab_contract.keys import RunId
+from trimtab_operator.adapters.ports import Appended
+from trimtab_operator.adapters.s3 import S3Credentials, S3JournalStore, S3Location
+from trimtab_operator.commands import Draft
+from trimtab_operator.errors import Conflict, Fenced, StoreUnavailable
+from trimtab_operator.journal import Identity, RunJournal
+from trimtab_operator.run_state import JournalAction, RunPhase
+
+FIRST = Directive(epoch=1, seq=2, world=1, attempt=1, action=Action.RUN)
+
+
+@pytest.fixture(scope="module")
+def bucket(object_store: ObjectStoreServer) -> str:
+    return object_store.new_bucket("journal")
+
+
+@pytest.fixture
+async def store(object_store: ObjectStoreServer, bucket: str) -> AsyncIterator[S3JournalStore]:
+    made = S3JournalStore(S3Location(bucket, object_store.endpoint), S3Credentials(ADMIN.access_key, ADMIN.secret_key))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def run() -> RunId:
+    return RunId("lab", "job", str(uuid.uuid4()))
+
+
+class Unreliable:
+    """The store behind a network that loses the request or the reply of chosen appends."""
+
+    def __init__(self, store: S3JournalStore) -> None:
+        self.store = store
+        self.loses = ""
+
+    async def append(self, run: RunId, seq: int, body: bytes) -> Appended:
+        loses, self.loses = self.loses, ""
+        if loses == "request":
+            raise StoreUnavailable("the object store did not answer")
+        appended = await self.store.append(run, seq, body)
+        if loses == "reply":
+            raise StoreUnavailable("the object store did not answer")
+        return appended
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+def journal(store: object, run: RunId, pod: str = "operator-0") -> RunJournal:
+    identity = Identity(service_account="operator", pod=pod, pod_uid="u", image="i")
+    return RunJournal(store, run, identity)  # pyright: ignore[reportArgumentType] the unreliable store passes calls on
+
+
+def started() -> Draft:
+    after = {"directive": FIRST, "generation": 1, "counted": False}
+    return Draft(action=JournalAction.START_WORLD, phase=Phase.INTENT, id="run#1", after=after)
+
+
+def fact(action: JournalAction = JournalAction.WORLD_RUNNING, phase: RunPhase | None = RunPhase.WATCHING) -> Draft:
+    return Draft(action=action, id=f"run/{action}", after={"phase": phase.value, "world": 1} if phase else {"world": 1})
+
+
+async def stored(store: S3JournalStore, run: RunId) -> list[str]:
+    bodies = await store.read(run)
+    report = verify_chain(bodies)
+    assert report.intact, report.problems
+    return [parse_record(body).action for _, body in bodies]
+
+
+async def test_a_new_operator_folds_to_the_same_state_under_a_higher_epoch(store: S3JournalStore, run: RunId) -> None:
+    first = journal(store, run)
+    await first.take_over(0)
+    await first.append(started())
+    await first.append(fact())
+    second = journal(store, run, "operator-1")
+    await second.take_over(0)
+    assert second.epoch == second.state.epoch == 2
+    assert second.state.phase is first.state.phase is RunPhase.WATCHING
+    assert second.state.attempts == first.state.attempts
+    assert second.state.pending == first.state.pending
+    assert second.state.effects == first.state.effects
+    assert await stored(store, run) == ["Takeover", "StartWorld", "WorldRunning", "Takeover"]
+
+
+async def test_a_takeover_puts_the_directive_in_force_under_the_new_epoch(store: S3JournalStore, run: RunId) -> None:
+    first = journal(store, run)
+    await first.take_over(0)
+    await first.append(started())
+    second = journal(store, run)
+    await second.take_over(7)
+    directive = second.state.directive
+    assert directive is not None
+    assert directive.order == (8, 3)
+    assert directive.reaffirms(FIRST)
+    assert msgspec.structs.replace(directive, epoch=1, seq=2) == FIRST
+
+
+async def test_the_epoch_rises_above_the_lease_and_above_the_journal(store: S3JournalStore, run: RunId) -> None:
+    for lease_epoch, expected in ((0, 1), (0, 2), (5, 6), (3, 7)):
+        one = journal(store, run)
+        await one.take_over(lease_epoch)
+        assert one.epoch == expected
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+async def test_an_append_that_nobody_heard_of_is_settled_before_anything_else(
+    store: S3JournalStore, run: RunId, lost: str
+) -> None:
+    unreliable = Unreliable(store)
+    one = journal(unreliable, run)
+    await one.take_over(0)
+    unreliable.loses = lost
+    with pytest.raises(StoreUnavailable):
+        await one.append(started())
+    assert one.state.attempt == 0
+    # Whatever was decided without that record must be decided again.
+    with pytest.raises(Conflict, match="settled only now"):
+        await one.append(started())
+    assert one.state.attempt == 1
+    await one.append(fact())
+    assert await stored(store, run) == ["Takeover", "StartWorld", "WorldRunning"]
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+async def test_settling_by_itself_folds_the_record_once(store: S3JournalStore, run: RunId, lost: str) -> None:
+    unreliable = Unreliable(store)
+    one = journal(unreliable, run)
+    await one.take_over(0)
+    unreliable.loses = lost
+    with pytest.raises(StoreUnavailable):
+        await one.append(started())
+    await one.read()
+    await one.settle()
+    await one.settle()
+    assert one.state.seq == 2
+    assert one.state.effects == {"run": 1}
+    assert len(one.state.attempts) == 1
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+async def test_a_takeover_that_nobody_heard_of_can_be_tried_again(store: S3JournalStore, run: RunId, lost: str) -> None:
+    unreliable = Unreliable(store)
+    one = journal(unreliable, run)
+    unreliable.loses = lost
+    with pytest.raises(StoreUnavailable):
+        await one.take_over(0)
+    await one.take_over(0)
+    await one.append(fact())
+    assert (await stored(store, run))[-1] == "WorldRunning"
+    assert one.state.epoch == one.epoch
+
+
+async def test_of_operators_that_take_over_at_once_each_epoch_has_one(store: S3JournalStore, run: RunId) -> None:
+    racing = [journal(store, run, f"operator-{number}") for number in range(5)]
+    results = await asyncio.gather(*(one.take_over(0) for one in racing), return_exceptions=True)
+    lost = [one for one, result in zip(racing, results, strict=True) if isinstance(result, BaseException)]
+    assert all(isinstance(result, Conflict | Fenced) for result in results if isinstance(result, BaseException))
+    won = [one.epoch for one in racing if one not in lost]
+    assert won
+    assert len(set(won)) == len(won)
+    assert await stored(store, run) == ["Takeover"] * len(won)
+    again = lost[0] if lost else racing[0]
+    await again.take_over(max(won))
+    assert again.epoch > max(won)
+    for one in racing:
+        if one is not again and one not in lost:
+            with pytest.raises(Fenced):
+                await one.append(fact())
+
+
+async def test_a_stale_leader_is_fenced_at_its_next_append(store: S3JournalStore, run: RunId) -> None:
+    old = journal(store, run, "old")
+    await old.take_over(0)
+    await old.append(started())
+    new = journal(store, run, "new")
+    await new.take_over(0)
+    with pytest.raises(Fenced, match=r"epoch 2 leads run .*; this operator has 1"):
+        await old.append(fact())
+    with pytest.raises(Fenced):
+        await old.read()
+    assert await stored(store, run) == ["Takeover", "StartWorld", "Takeover"]
+
+
+async def test_what_a_fenced_operator_appended_all_the_same_counts_for_nothing(
+    store: S3JournalStore, run: RunId
+) -> None:
+    """S3 compares no epochs: a stale leader that finds the right number can append behind the new one."""
+    old = journal(store, run, "old")
+    await old.take_over(0)
+    await old.append(started())
+    new = journal(store, run, "new")
+    await new.take_over(0)
+    forger = journal(store, run, "old")
+    await forger.read()
+    forger.epoch = 1
+    await forger.append(fact(JournalAction.WORLD_RUNNING, RunPhase.WATCHING))
+    with pytest.raises(Conflict):
+        await new.append(fact(JournalAction.WORLD_LOST, None))
+    assert new.state.phase is RunPhase.PENDING
+    await new.append(fact())
+    bodies = await store.read(run)
+    report = verify_chain(bodies)
+    assert report.intact
+    assert report.ignored == (4,)
+    reader = journal(store, run, "reader")
+    await reader.read()
+    assert reader.state == new.state
+
+
+async def test_an_append_returns_the_record_as_its_readers_see_it(store: S3JournalStore, run: RunId) -> None:
+    one = journal(store, run)
+    await one.take_over(0)
+    draft = Draft(
+        action=JournalAction.RULE_FIRED,
+        id="x",
+        after={"rule": "r", "attempt": 1, "step": 2},
+        reason={"observed": float("nan")},
+    )
+    record = await one.append(draft)
+    assert record.reason == {"observed": "NaN"}
+    assert record == parse_record((await store.read(run))[-1][1])
