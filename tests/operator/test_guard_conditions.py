@@ -1,0 +1,73 @@
+"""What people read of the guard in a job's status: which policy does not judge, and why."""
+
+from typing import Any
+
+from operator_objects import training_job
+from trimtab_operator.guards import GuardProblem
+from trimtab_operator.observation import Pods
+from trimtab_operator.observer import Blocker
+from trimtab_operator.reasons import Reason
+from trimtab_operator.run_state import AcceptedGuard, RunState
+from trimtab_operator.status import job_status
+from trimtab_operator.workload import TrainingJobView
+
+GUARD = AcceptedGuard(policies=(), mode="Enforce", from_attempt=1, from_step=1)
+UNMET = GuardProblem(Reason.POLICY_UNSATISFIABLE, "GuardPolicy guard: spec.remediation.margin is 4")
+
+
+def conditions(
+    *outdated: GuardProblem,
+    blockers: tuple[Blocker, ...] = (),
+    missing: tuple[str, ...] = (),
+    before: tuple[dict[str, Any], ...] = (),
+) -> dict[str, dict[str, Any]]:
+    body = training_job()
+    body["metadata"] |= {"uid": "u-1", "generation": 3}
+    status = job_status(
+        TrainingJobView.of(body),
+        RunState(guards=(GUARD,)),
+        pods=Pods(),
+        blockers=blockers,
+        outdated=outdated,
+        missing_metrics=missing,
+        last=None,
+        now="2026-01-01T00:00:00+00:00",
+        before=before,
+    )
+    return {one["type"]: one for one in status["conditions"]}
+
+
+def test_a_healthy_guard_is_in_force_and_says_nothing_else() -> None:
+    found = conditions()
+    assert (found["Guarded"]["status"], found["Guarded"]["reason"]) == ("True", "PoliciesInForce")
+    assert not {"PolicyUnsatisfiable", "MetricMissing"} & found.keys()
+
+
+def test_an_invalid_policy_makes_the_job_unguarded_by_its_newest_text() -> None:
+    found = conditions(GuardProblem(Reason.POLICY_INVALID, "GuardPolicy guard: wrong; generation 2 stays in force"))
+    assert (found["Guarded"]["status"], found["Guarded"]["reason"]) == ("False", "PolicyInvalid")
+    assert "generation 2 stays in force" in found["Guarded"]["message"]
+
+
+def test_a_policy_the_job_cannot_satisfy_has_a_condition_of_its_own() -> None:
+    for found in (conditions(UNMET), conditions(blockers=(Blocker(UNMET.reason, UNMET.message),))):
+        assert (found["PolicyUnsatisfiable"]["status"], found["PolicyUnsatisfiable"]["message"]) == (
+            "True",
+            UNMET.message,
+        )
+
+
+def test_a_metric_that_never_came_is_shown() -> None:
+    found = conditions(missing=("rule guard/high: did you mean loss?",))
+    assert found["MetricMissing"]["status"] == "True"
+    assert "did you mean loss?" in found["MetricMissing"]["message"]
+
+
+def test_what_was_wrong_once_is_shown_as_mended() -> None:
+    before = tuple(conditions(UNMET, missing=("x",)).values())
+    found = conditions(before=before)
+    assert (found["PolicyUnsatisfiable"]["status"], found["PolicyUnsatisfiable"]["reason"]) == (
+        "False",
+        "PolicySatisfiable",
+    )
+    assert (found["MetricMissing"]["status"], found["MetricMissing"]["reason"]) == ("False", "MetricSeen")
