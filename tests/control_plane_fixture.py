@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from server_process import LOOPBACK, free_ports
 from trimtab_sandbox.build import ensure_binaries
 from trimtab_sandbox.settings import default_cache, repository_root
 
-LOOPBACK = "127.0.0.1"
 START_SECONDS = 60
 
 
@@ -40,14 +39,6 @@ def helm_binary() -> Path:
     if named := os.environ.get("TRIMTAB_HELM"):
         return Path(named)
     return ensure_binaries(repository_root(), default_cache(), print).helm
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _write_service_account_keys(directory: Path) -> tuple[Path, Path]:
@@ -129,7 +120,7 @@ class ControlPlane:
     @contextmanager
     def start_controllers(self) -> Generator[None]:
         """Run the controller manager: Jobs make Pods, owners' dependants are collected."""
-        (port,) = _free_ports(1)
+        (port,) = free_ports(1)
         with _process(
             self.directory,
             "controller-manager",
@@ -180,7 +171,7 @@ def _wait_ready(plane: ControlPlane, processes: Sequence[subprocess.Popen[bytes]
 def running_control_plane(directory: Path) -> Generator[ControlPlane]:
     """Start etcd and kube-apiserver with their state in ``directory``; both end with the context."""
     kube = kube_binary()
-    client_port, peer_port, port = _free_ports(3)
+    client_port, peer_port, port = free_ports(3)
     etcd, peer = f"http://{LOOPBACK}:{client_port}", f"http://{LOOPBACK}:{peer_port}"
     private, public = _write_service_account_keys(directory)
     token = secrets.token_hex(16)

@@ -3,19 +3,12 @@
 Import `object_store` into a conftest to use it. The server is ended by its process id, its data die with it.
 """
 
-import ctypes
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +17,8 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from server_process import ServerProcess, free_ports
 
-START_DEADLINE_SECONDS = 90.0
 _PORT_OPTIONS = (
     "master.port",
     "master.port.grpc",
@@ -51,51 +44,18 @@ READER = Credentials("reader-access", "reader-secret")
 """May read and list everything and write nothing."""
 
 
-class ObjectStoreServer:
+class ObjectStoreServer(ServerProcess):
     """One SeaweedFS process; can be frozen, or stopped and started again (half a minute) on the same ports and data."""
 
+    name, start_seconds, poll_seconds = "the object store", 90.0, 0.1
+    dies_with_starter = True
+
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ports = _free_ports()
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(folder)
+        self._ports = dict(zip(_PORT_OPTIONS, free_ports(len(_PORT_OPTIONS)), strict=True))
         self.endpoint = f"http://127.0.0.1:{self._ports['s3.port']}"
         (folder / "data").mkdir()
         (folder / "s3.json").write_text(json.dumps(_identities()))
-
-    def start(self) -> None:
-        """Start the process and return when it answers a signed request."""
-        log = (self._folder / "server.log").open("ab")
-        with log:
-            self._process = subprocess.Popen(
-                self._command(),
-                stdout=log,
-                stderr=log,
-                cwd=self._folder,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 the test process starts it before any of its threads
-            )
-        deadline = time.monotonic() + START_DEADLINE_SECONDS
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                tail = (self._folder / "server.log").read_text(errors="replace")[-2000:]
-                self.stop()
-                raise RuntimeError(f"the object store did not start: {tail}")
-            time.sleep(0.1)
-
-    def stop(self) -> None:
-        """End the process; its data stay until the session ends."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        self._process = None
-
-    def freeze(self) -> None:
-        """Let requests hang: connections are accepted by the kernel and never answered."""
-        os.kill(self._pid(), signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Undo `freeze`."""
-        os.kill(self._pid(), signal.SIGCONT)
 
     def client(self, credentials: Credentials = ADMIN, *, timeout: float = 10.0) -> Any:
         """A boto3 client."""
@@ -119,12 +79,7 @@ class ObjectStoreServer:
         self.client().create_bucket(Bucket=name)
         return name
 
-    def _pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("the object store is not running")
-        return self._process.pid
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         """A write, not only a listing: the gateway answers before the volume server has registered."""
         client = self.client(timeout=2.0)
         try:
@@ -141,7 +96,8 @@ class ObjectStoreServer:
         except (BotoCoreError, ClientError):
             return False
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
+        """See `ServerProcess.command`."""
         options = {
             "dir": str(self._folder / "data"),
             "ip": "127.0.0.1",
@@ -161,11 +117,6 @@ class ObjectStoreServer:
         return [_weed(), "server", *(f"-{name}={value}" for name, value in options.items())]
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to end the server when a killed test run can no longer do so."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 def _weed() -> str:
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
@@ -181,17 +132,6 @@ def _identities() -> dict[str, Any]:
 
     admin = identity("admin", ADMIN, ["Admin", "Read", "Write", "List", "Tagging"])
     return {"identities": [admin, identity("reader", READER, ["Read", "List"])]}
-
-
-def _free_ports() -> dict[str, int]:
-    """Distinct ports, all held at once while they are chosen."""
-    with ExitStack() as held:
-        ports: dict[str, int] = {}
-        for option in _PORT_OPTIONS:
-            chosen = held.enter_context(socket.socket())
-            chosen.bind(("127.0.0.1", 0))
-            ports[option] = chosen.getsockname()[1]
-        return ports
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,17 @@
 """Fixtures of the operator's tests."""
 
-from control_plane_fixture import control_plane
+import pytest
+from control_plane_fixture import ControlPlane, control_plane
+from trimtab_operator.resources import custom_resource_definitions
 
 __all__ = ["control_plane"]
+
+
+@pytest.fixture(scope="session")
+def api(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the product's custom resources."""
+    definitions = custom_resource_definitions()
+    control_plane.apply(*definitions)
+    names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
+    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
+    return control_plane

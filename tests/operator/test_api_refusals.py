@@ -5,16 +5,6 @@ from typing import Any
 import pytest
 from control_plane_fixture import ControlPlane
 from operator_objects import guard_incident, guard_policy, incident_plan, training_job
-from trimtab_operator.resources import custom_resource_definitions
-
-
-@pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> ControlPlane:
-    definitions = custom_resource_definitions()
-    control_plane.apply(*definitions)
-    names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
-    return control_plane
 
 
 def rule(**changes: Any) -> dict[str, Any]:

@@ -12,16 +12,6 @@ from operator_objects import guard_incident, guard_policy, training_job
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.ports import EventType, Kind, Propagation
 from trimtab_operator.errors import ClusterUnavailable, Conflict, InvalidResource, NotFound, PermanentError
-from trimtab_operator.resources import custom_resource_definitions
-
-
-@pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> ControlPlane:
-    definitions = custom_resource_definitions()
-    control_plane.apply(*definitions)
-    names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
-    return control_plane
 
 
 @pytest.fixture

@@ -16,20 +16,10 @@ from trimtab_operator.adapters.redis import RedisBus
 from trimtab_operator.adapters.s3 import S3CheckpointStores, S3Credentials, S3JournalStore, S3Location
 from trimtab_operator.journal import Identity, RunJournal
 from trimtab_operator.reconciler import Ports
-from trimtab_operator.resources import custom_resource_definitions
 from trimtab_operator.supervisor import Supervisor
 from trimtab_operator.workload import WorkloadDefaults
 
 IDENTITY = Identity("operator", "pod", "uid", "image")
-
-
-@pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> ControlPlane:
-    definitions = custom_resource_definitions()
-    control_plane.apply(*definitions)
-    names = [f"crd/{definition['metadata']['name']}" for definition in definitions]
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
-    return control_plane
 
 
 @pytest.fixture
