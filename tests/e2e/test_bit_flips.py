@@ -12,7 +12,7 @@ QUERY = "blocks.0.attention.query.weight"
 LATE_MLP = "blocks.1.down.weight"
 EARLY_MLP = "blocks.0.up.weight"
 STEPS = 280
-FAULTS = [
+FAULTS: list[dict[str, Any]] = [
     {"attempt": 1, "step": 133, "rank": 1, "kind": "flipBit", "tensor": QUERY, "index": 5, "bit": 30},
     {"attempt": 2, "step": 179, "rank": 1, "kind": "flipBit", "tensor": LATE_MLP, "index": 7, "bit": 30},
     {"attempt": 3, "step": 223, "rank": 0, "kind": "flipBit", "tensor": EARLY_MLP, "index": 11, "bit": 26},

@@ -75,3 +75,12 @@ def test_the_words_that_decide_are_kept_beside_the_newest_state() -> None:
     assert state.diagnosed is not None
     assert state.finished is not None
     assert state.latest == state.finished
+
+
+def test_a_measured_world_that_names_its_checkpoint_was_restored() -> None:
+    """Redis may lose the word before; the repeated one must be enough."""
+    measured = ack(AckState.DIAGNOSED, attempt=2, checkpoint=reference(80))
+    assert folded(measured).restored == measured
+    restored = ack(AckState.RESTORED, attempt=2, checkpoint=reference(80))
+    assert folded(restored, measured).restored == restored
+    assert folded(ack(AckState.DIAGNOSED, attempt=2)).restored is None

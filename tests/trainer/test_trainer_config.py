@@ -40,6 +40,11 @@ def test_every_wrong_field_is_named_at_once() -> None:
         assert any(problem.startswith(start) for problem in found), (start, found)
 
 
+def test_a_field_of_the_wrong_type_hides_no_wrong_value_beside_it() -> None:
+    found = problems_of("{steps: 0, gradientClip: -1, seed: x, globalBatch: 8, data: {path: /data.bin}}")
+    assert [problem.split(":")[0] for problem in found] == ["seed", "steps", "gradientClip"]
+
+
 def test_a_fault_that_could_not_fire_is_refused() -> None:
     faults = (
         "faults: [{attempt: 1, step: 2, rank: 0, kind: flipBit, bit: 40}, {attempt: 0, step: 1, rank: 0, kind: melt}]"

@@ -171,6 +171,8 @@ class TrainerConfig:
         )
 
     def _schedule_problems(self) -> tuple[str, ...]:
+        if self.steps < 1:
+            return ()
         try:
             _ = self.rates
         except InvalidFields as error:
