@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from training_jobs import Namespace
+from trimtab_contract.directives import Directive, decode
 from trimtab_contract.journal import JournalRecord, parse_record
-from trimtab_contract.keys import journal_prefix
+from trimtab_contract.keys import RunId, directive_key, journal_prefix
 from trimtab_operator.run_state import RunState, fold
 
 BUCKET = "trimtab-audit"
@@ -21,13 +23,22 @@ class JournalTail:
     state: RunState = field(default_factory=RunState)
     records: list[JournalRecord] = field(default_factory=list[JournalRecord])
     _last_key: str = ""
-    _prefix: str = ""
+
+    @cached_property
+    def run(self) -> RunId:
+        """The job's run."""
+        return self.namespace.run(self.job)
+
+    @property
+    def directive(self) -> Directive | None:
+        """The directive that Redis holds."""
+        stored = self.namespace.redis.get(directive_key(self.run))
+        return decode(Directive, stored) if isinstance(stored, bytes) else None
 
     def poll(self) -> RunState:
         """Read what is new and return the state after it."""
         s3 = self.namespace.s3
-        self._prefix = self._prefix or journal_prefix(self.namespace.run(self.job))
-        page = s3.list_objects_v2(Bucket=BUCKET, Prefix=self._prefix, StartAfter=self._last_key)
+        page = s3.list_objects_v2(Bucket=BUCKET, Prefix=journal_prefix(self.run), StartAfter=self._last_key)
         for found in page.get("Contents", []):
             record = parse_record(s3.get_object(Bucket=BUCKET, Key=found["Key"])["Body"].read())
             self.records.append(record)

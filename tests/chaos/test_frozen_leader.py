@@ -44,10 +44,7 @@ def test_a_frozen_leader_that_wakes_changes_nothing(namespace: Namespace, undist
     assert decisions(trail) == decisions(undisturbed.trail("damaged"))[:2]
     expected = commands(undisturbed.trail("damaged"))
     assert commands(trail) == expected[: len(commands(trail))]
-    directive = namespace.directive("damaged")
-    assert directive is not None
-    assert trail.state.directive is not None
-    assert (directive["epoch"], directive["seq"]) == trail.state.directive.order
+    assert tail.directive == trail.state.directive
 
 
 def _freeze_with_an_intent(tail: JournalTail, incident: int) -> PodProcess:
@@ -60,14 +57,14 @@ def _freeze_with_an_intent(tail: JournalTail, incident: int) -> PodProcess:
 
 def _wake_to_its_end(tail: JournalTail, frozen: PodProcess) -> None:
     """Wake a process and wait until it has ended by itself: its container starts again, as a standby."""
-    before, woken = tail.namespace.directive(tail.job), time.monotonic()
+    before, woken = tail.directive, time.monotonic()
     pids = frozen.wake()
     wait_until("The end of the fenced operator", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     print(f"the woken leader ended {time.monotonic() - woken:.1f} s later")
-    after = tail.namespace.directive(tail.job)
+    after = tail.directive
     assert before is not None
     assert after is not None
-    assert (after["epoch"], after["seq"]) >= (before["epoch"], before["seq"])
+    assert after.order >= before.order
 
 
 def _assert_no_stale_word(trail: Trail) -> None:

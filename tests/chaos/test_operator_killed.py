@@ -7,7 +7,7 @@ from journal_tail import JournalTail
 from node_processes import PodProcess, leader
 from training_jobs import Namespace, guard_policy
 from trimtab_contract.directives import Action
-from trimtab_operator.run_state import RunPhase, RunState, fold_all
+from trimtab_operator.run_state import RunPhase, fold_all
 from undisturbed_runs import INCIDENTS, commands, damaged_job, decisions
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
@@ -73,13 +73,9 @@ def _killed_in(tail: JournalTail, phase: RunPhase) -> bool:
 def _reached(tail: JournalTail, phase: RunPhase) -> bool:
     state = tail.poll()
     if phase is RunPhase.HOLDING:
-        # Held in earnest: without a Hold in force the run would train on, and through the next damaged stretches.
-        return state.phase is phase and state.pending is None and _action(state) is Action.HOLD
+        # Held in earnest: without a Hold in Redis the run would train on, and through the next damaged stretches.
+        return state.phase is phase and tail.directive is not None and tail.directive.action is Action.HOLD
     return state.phase is phase
-
-
-def _action(state: RunState) -> Action | None:
-    return state.directive.action if state.directive else None
 
 
 _ORDER: tuple[RunPhase, ...] = (*HELD_PHASES, RunPhase.PROBATION, RunPhase.WATCHING)
