@@ -53,7 +53,7 @@ async def publish(bus: Bus, run: RunId, directive: Directive) -> str:
 
 async def ensure_user(around: Surroundings) -> str:
     """Give the run's Redis user the password of its Secret, which is made when it is absent; the password."""
-    namespace, name = around.job.namespace, redis_secret_name(around.job.name)
+    namespace, name = around.job.namespace, redis_secret_name(around.job)
     try:
         password = (await around.cluster.secret(namespace, name))[PASSWORD_KEY]
     except (NotFound, KeyError):
@@ -77,7 +77,7 @@ async def _start_world(state: RunState, around: Surroundings) -> str:
 async def _end_world(effect: PendingEffect, around: Surroundings) -> str:
     spec = around.job.spec
     grace = spec.pod_template.termination_grace_period_seconds if spec.suspend else END_GRACE_SECONDS
-    selector = world_selector(around.job.name, int(effect.after["world"]))
+    selector = world_selector(around.job, int(effect.after["world"]))
     ended: list[str] = []
     for pod in await around.cluster.pods(around.job.namespace, selector):
         if not pod.deleted and pod.phase in {"Pending", "Running"}:

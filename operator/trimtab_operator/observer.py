@@ -176,5 +176,5 @@ class Observer:
         found = await self._cluster.get_job(job.namespace, world_name(job.name, number))
         if found is not None and not owned_by(found, job.uid):
             found = None
-        pods = await self._cluster.pods(job.namespace, world_selector(job.name, number))
+        pods = await self._cluster.pods(job.namespace, world_selector(job, number))
         return pods_of_world(number, found, pods)

@@ -1,8 +1,8 @@
 """From a TrainingJob to the Kubernetes objects of one world; pure.
 
 A world is one Indexed Job and its pods, `<name>-<attempt>`, with a headless Service and a ConfigMap of the same name.
-The Secret with the run's Redis password, `<name>-redis`, is shared by all worlds of the run. Nothing here carries a
-finalizer: everything goes with its owner. Create in the order of `WorldObjects.in_order`.
+The Secret with the run's Redis password, `<name>-redis-<uid>`, is shared by all worlds of the run. Nothing here
+carries a finalizer: everything goes with its owner. Create in the order of `WorldObjects.in_order`.
 """
 
 import base64
@@ -19,6 +19,7 @@ from trimtab_operator.resources.training_job import GPU_SUFFIX, EnvironmentVaria
 KubernetesObject = dict[str, Any]
 
 JOB_LABEL = "trimtab.dev/job"
+JOB_UID_LABEL = "trimtab.dev/job-uid"
 ATTEMPT_LABEL = "trimtab.dev/attempt"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "trimtab"
@@ -95,19 +96,18 @@ def world_name(job: str, attempt: int) -> str:
     return f"{job}-{attempt}"
 
 
-def redis_secret_name(job: str) -> str:
-    """The name of the Secret with the run's Redis password."""
-    return f"{job}-redis"
+def redis_secret_name(job: TrainingJobView) -> str:
+    """The name of the Secret with the run's Redis password; an earlier TrainingJob of the same name has another."""
+    return f"{job.name}-redis-{job.uid}"
 
 
-def run_selector(job: str) -> str:
-    """The label selector of all worlds' Jobs and pods of a TrainingJob."""
-    return f"{JOB_LABEL}={job}"
+def world_selector(job: TrainingJobView, attempt: int) -> str:
+    """The label selector of one world's Job and pods, and of no earlier TrainingJob's of the same name."""
+    return ",".join(f"{label}={value}" for label, value in _world_labels(job, attempt).items())
 
 
-def world_selector(job: str, attempt: int) -> str:
-    """The label selector of one world's Job and pods."""
-    return f"{run_selector(job)},{ATTEMPT_LABEL}={attempt}"
+def _world_labels(job: TrainingJobView, attempt: int) -> dict[str, str]:
+    return {JOB_LABEL: job.name, JOB_UID_LABEL: job.uid, ATTEMPT_LABEL: str(attempt)}
 
 
 def processes_per_node(spec: TrainingJobSpec) -> int:
@@ -125,7 +125,7 @@ def world_objects(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int
     """The objects of the world that starts with `attempt`."""
     secret = redis_secret(job, redis_password)
     config = yaml.safe_dump(job.spec.trainer.config, sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType] - the stubs leave one parameter untyped
-    name, labels = world_name(job.name, attempt), _labels(job.name, attempt)
+    name, labels = world_name(job.name, attempt), _labels(job, attempt)
     config_map = {
         **_head("v1", "ConfigMap", job, name, labels),
         "immutable": True,
@@ -137,7 +137,7 @@ def world_objects(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int
             "clusterIP": "None",
             # The ranks look for each other before any of them is ready.
             "publishNotReadyAddresses": True,
-            "selector": {JOB_LABEL: job.name, ATTEMPT_LABEL: str(attempt)},
+            "selector": _world_labels(job, attempt),
             "ports": [{"name": "rendezvous", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}],
         },
     }
@@ -147,7 +147,7 @@ def world_objects(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int
 def redis_secret(job: TrainingJobView, password: str) -> KubernetesObject:
     """The Secret with the run's Redis password; made once, before the first world."""
     return {
-        **_head("v1", "Secret", job, redis_secret_name(job.name), _labels(job.name)),
+        **_head("v1", "Secret", job, redis_secret_name(job), _labels(job)),
         "type": "Opaque",
         "immutable": True,
         "data": {PASSWORD_KEY: base64.b64encode(password.encode()).decode()},
@@ -175,21 +175,22 @@ def _head(api_version: str, kind: str, job: TrainingJobView, name: str, labels: 
     }
 
 
-def _labels(job: str, attempt: int | None = None) -> dict[str, str]:
+def _labels(job: TrainingJobView, attempt: int | None = None) -> dict[str, str]:
     labels = {
         "app.kubernetes.io/name": "trimtab-trainer",
-        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/instance": job.name,
         "app.kubernetes.io/component": "trainer",
         MANAGED_BY_LABEL: MANAGED_BY,
-        "training.kubeflow.org/job-name": job,
-        JOB_LABEL: job,
+        "training.kubeflow.org/job-name": job.name,
+        JOB_LABEL: job.name,
+        JOB_UID_LABEL: job.uid,
     }
-    return labels if attempt is None else {**labels, ATTEMPT_LABEL: str(attempt)}
+    return labels if attempt is None else {**labels, **_world_labels(job, attempt)}
 
 
 def _job(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int) -> KubernetesObject:
     spec, template = job.spec, job.spec.pod_template
-    labels = _labels(job.name, attempt)
+    labels = _labels(job, attempt)
     queue = {name: value for name, value in job.labels.items() if name.startswith(_QUEUE_LABEL_PREFIX)}
     return {
         **_head("batch/v1", "Job", job, world_name(job.name, attempt), {**queue, **labels}),
@@ -329,7 +330,7 @@ def _environment(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int)
     }
     own: dict[str, KubernetesObject] = {name: {"value": value} for name, value in plain.items()}
     own["PET_NODE_RANK"] = {"valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}}
-    own["TRIMTAB_REDIS_PASSWORD"] = _from_secret(redis_secret_name(job.name), PASSWORD_KEY)
+    own["TRIMTAB_REDIS_PASSWORD"] = _from_secret(redis_secret_name(job), PASSWORD_KEY)
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         own[key] = _from_secret(credentials, key)
     users = {variable.name: _user_value(variable) for variable in spec.trainer.env}

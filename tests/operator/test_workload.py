@@ -2,6 +2,7 @@
 
 import base64
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from trimtab_operator.workload import (
     WorkloadDefaults,
     WorldObjects,
     processes_per_node,
+    redis_secret_name,
     world_objects,
     world_selector,
 )
@@ -59,7 +61,12 @@ def test_a_world_is_one_indexed_job_that_never_replaces_a_pod() -> None:
 
 def test_everything_of_a_world_bears_its_name_and_goes_with_its_job_without_finalizers() -> None:
     objects = world()
-    assert [each["metadata"]["name"] for each in objects.in_order()] == ["demo-redis", "demo-4", "demo-4", "demo-4"]
+    assert [each["metadata"]["name"] for each in objects.in_order()] == [
+        "demo-redis-1234-abcd",
+        "demo-4",
+        "demo-4",
+        "demo-4",
+    ]
     assert [each["kind"] for each in objects.in_order()] == ["Secret", "ConfigMap", "Service", "Job"]
     for each in objects.in_order():
         (owner,) = each["metadata"]["ownerReferences"]
@@ -75,7 +82,14 @@ def test_the_ranks_find_each_other_by_the_headless_service_before_they_are_ready
     assert pod(objects)["subdomain"] == objects.service["metadata"]["name"]
     labels = objects.job["spec"]["template"]["metadata"]["labels"]
     assert objects.service["spec"]["selector"].items() <= labels.items()
-    assert dict(pair.split("=") for pair in world_selector("demo", 4).split(",")).items() <= labels.items()
+    assert dict(pair.split("=") for pair in world_selector(view(), 4).split(",")).items() <= labels.items()
+
+
+def test_a_later_job_of_the_same_name_finds_neither_the_pods_nor_the_password_of_the_earlier() -> None:
+    later = replace(view(), uid="5678-efgh")
+    assert redis_secret_name(later) != redis_secret_name(view())
+    labels = world().job["spec"]["template"]["metadata"]["labels"]
+    assert not dict(pair.split("=") for pair in world_selector(later, 4).split(",")).items() <= labels.items()
 
 
 def test_torchrun_replaces_the_shell_and_ends_its_workers_before_the_kubelet_ends_it() -> None:
@@ -122,7 +136,7 @@ def test_the_trainer_learns_its_run_world_and_stores() -> None:
         "TRIMTAB_RUN": "default/demo/1234-abcd",
         "TRIMTAB_ATTEMPT": "4",
         "TRIMTAB_REDIS_URL": DEFAULTS.redis_url,
-        "TRIMTAB_REDIS_USERNAME": "tt-1234-abcd",
+        "TRIMTAB_REDIS_USERNAME": "tt-default.1234-abcd",
         "TRIMTAB_CHECKPOINT_URI": "s3://bucket/prefix",
         "TRIMTAB_CHECKPOINT_EVERY": "20",
         "TRIMTAB_S3_ENDPOINT": "http://s3:8333",
@@ -136,7 +150,7 @@ def test_the_trainer_learns_its_run_world_and_stores() -> None:
 def test_secrets_are_only_referred_to() -> None:
     objects = world()
     values = environment(objects)
-    password = {"name": "demo-redis", "key": "password"}
+    password = {"name": "demo-redis-1234-abcd", "key": "password"}
     assert values["TRIMTAB_REDIS_PASSWORD"] == {"valueFrom": {"secretKeyRef": password}}
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert values[key] == {"valueFrom": {"secretKeyRef": {"name": "s3", "key": key}}}
