@@ -341,7 +341,7 @@ class ScriptedRun:
             threshold=THRESHOLD if on_loss else 0.0,
             sigma=4.0 if on_loss else None,
             control_limit=THRESHOLD,
-            message=f"{metric} fired",
+            message=f"{metric} is above its limit",
             attempt=attempt,
             first_bad_step=first,
             fired_step=fired,

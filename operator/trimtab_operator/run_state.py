@@ -150,6 +150,8 @@ class RunState:
     fired: frozenset[tuple[str, int, int]] = frozenset()
     failure: str = ""
     failed_generation: int = 0
+    question: str = ""
+    """Why a human is asked."""
 
     @property
     def attempt(self) -> int:
@@ -426,6 +428,10 @@ def _failed(state: RunState, record: JournalRecord) -> RunState:
     return replace(state, failure=str(after.get("message", "")), failed_generation=int(after.get("generation", 0)))
 
 
+def _needs_human(state: RunState, record: JournalRecord) -> RunState:
+    return replace(state, question=str((record.reason or {}).get("message", "")))
+
+
 def _reopened(state: RunState, record: JournalRecord) -> RunState:
     return replace(state, failure="", failed_generation=0, restarts=0, stuck_steps=())
 
@@ -455,6 +461,7 @@ _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.RESTORE_FAILED: _restore_failed,
     JournalAction.EXTENT_FOUND: _change_incident(_extent_found),
     JournalAction.INCIDENT_CLOSED: _incident_closed,
+    JournalAction.NEEDS_HUMAN: _needs_human,
     JournalAction.FAILED: _failed,
     JournalAction.REOPENED: _reopened,
 }

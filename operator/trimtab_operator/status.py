@@ -163,6 +163,8 @@ def _newest_checkpoint(state: RunState) -> str | None:
 def _message(state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
     if state.failure:
         return state.failure
+    if state.phase is RunPhase.NEEDS_HUMAN:
+        return state.question
     if blockers and state.phase is RunPhase.PENDING:
         return "; ".join(blocker.message for blocker in blockers)
     if state.incident is not None:
@@ -224,8 +226,7 @@ def _guard_conditions(
 def _end_conditions(state: RunState) -> list[ConditionRow]:
     rows: list[ConditionRow] = []
     if state.phase is RunPhase.NEEDS_HUMAN:
-        why = "the run is held: see its GuardIncident and the journal"
-        rows.append((ConditionType.NEEDS_HUMAN, True, Reason.NEEDS_HUMAN, why))
+        rows.append((ConditionType.NEEDS_HUMAN, True, Reason.NEEDS_HUMAN, state.question))
     if state.phase is RunPhase.COMPLETED:
         rows.append((ConditionType.COMPLETE, True, Reason.COMPLETED, "every step is trained and judged"))
     if state.phase is RunPhase.FAILED:

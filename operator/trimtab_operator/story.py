@@ -8,6 +8,7 @@ from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.adapters.ports import EventType
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import JournalAction
+from trimtab_operator.worlds import EDITED, RUN_FAILED, SUSPENDED
 
 After = Mapping[str, Any]
 
@@ -34,12 +35,22 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
 }
 
 
+_ENDS: dict[str, tuple[EventType, Reason]] = {
+    SUSPENDED: (EventType.NORMAL, Reason.SUSPENDED),
+    EDITED: (EventType.NORMAL, Reason.WORLD_REPLACED),
+    RUN_FAILED: (EventType.NORMAL, Reason.FAILED),
+}
+"""Why a world is told to end, unless it hangs."""
+
+
 def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
     """(type, reason, message) for a record people should hear of; results of effects are not repeated."""
     described = _EVENTS.get(JournalAction(record.action))
     if described is None or record.phase is Phase.RESULT:
         return None
     kind, reason = described
+    if record.action == JournalAction.END_WORLD:
+        kind, reason = _ENDS.get(str((record.after or {}).get("why", "")), described)
     return kind, reason, printable(sentence(record))
 
 
@@ -59,6 +70,10 @@ def _took_over(after: After, _told: str) -> str:
 
 def _trains(after: After, _told: str) -> str:
     return f"world {after.get('world')} trains"
+
+
+def _ends(after: After, told: str) -> str:
+    return f"world {after.get('world')} is told to end: {told}"
 
 
 def _lost(after: After, told: str) -> str:
@@ -113,6 +128,7 @@ _SENTENCES: dict[JournalAction, Callable[[After, str], str]] = {
     JournalAction.TAKEOVER: _took_over,
     JournalAction.POLICY_ACCEPTED: _accepted,
     JournalAction.WORLD_RUNNING: _trains,
+    JournalAction.END_WORLD: _ends,
     JournalAction.WORLD_LOST: _lost,
     JournalAction.WORLD_RESTORED: _restored,
     JournalAction.COMMITTED: _checkpoint,

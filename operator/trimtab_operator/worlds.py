@@ -17,6 +17,8 @@ _P = RunPhase
 SUSPENDED = "Suspended"
 """Why a world was told to end, and how it ended: asked for by `spec.suspend`, no fault."""
 
+RUN_FAILED = "RunFailed"
+"""Likewise: the run has failed, and this world held for ever."""
 EDITED = "Edited"
 """Likewise: it could not start as the job was written, and the job was corrected."""
 
@@ -32,7 +34,7 @@ def next_command(state: RunState, observation: Observation) -> Command | None:
     if world is not None and world.live:
         return _end_of_world(state, observation, world)
     if world is not None and pods.state not in _OVER:
-        return _tell_to_end(state, observation, "the run has failed")
+        return _tell_to_end(state, observation, RUN_FAILED)
     if limits.suspend or observation.blocked:
         return None
     if state.phase in {_P.PENDING, _P.WATCHING, _P.PROBATION}:

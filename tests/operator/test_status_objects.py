@@ -1,0 +1,177 @@
+"""`status` of a TrainingJob and its GuardIncidents, from the fold."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from judged_runs import record
+from operator_objects import training_job
+from run_states import POLICY, attempts, checkpoint, incident, reference, run_state
+from trimtab_operator.guards import GuardProblem
+from trimtab_operator.incidents import Plan, SkipRange
+from trimtab_operator.observation import Pods, PodsState
+from trimtab_operator.observer import Blocker
+from trimtab_operator.reasons import Reason
+from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
+from trimtab_operator.status import incident_object, incident_status, job_status
+from trimtab_operator.workload import TrainingJobView
+
+NOW, LATER = "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"
+GUARD = AcceptedGuard(policies=(POLICY,), mode="Enforce", from_attempt=1, from_step=1)
+
+
+def view(**spec: Any) -> TrainingJobView:
+    body = training_job(**spec)
+    body["metadata"] |= {"uid": "u-1", "generation": 4}
+    return TrainingJobView.of(body)
+
+
+def shown(state: RunState, **changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "pods": Pods(world=1, state=PodsState.LIVE),
+        "blockers": (),
+        "outdated": (),
+        "missing_metrics": (),
+        "last": None,
+        "now": NOW,
+        "before": (),
+    }
+    return job_status(changes.pop("job", view()), state, **{**base, **changes})
+
+
+def condition(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    return next((one for one in status["conditions"] if one["type"] == kind), None)
+
+
+def test_a_running_job_shows_its_phase_step_loss_and_checkpoint() -> None:
+    state = run_state(checkpoints=(checkpoint(70), checkpoint(80, state="Committed")), guards=(GUARD,))
+    status = shown(state, last=record(83, loss=2.34567))
+    assert (status["phase"], status["step"], status["loss"], status["attempt"]) == ("Watching", 83, "2.3457", 1)
+    assert status["checkpoint"] == "80 Committed"
+    assert status["observedGeneration"] == 4
+    assert condition(status, "Running") == {
+        "type": "Running",
+        "status": "True",
+        "reason": "WorldRunning",
+        "message": "",
+        "observedGeneration": 4,
+        "lastTransitionTime": NOW,
+    }
+    assert status["policies"][0]["generation"] == 1
+
+
+@pytest.mark.parametrize(("loss", "text"), [(math.nan, "nan"), (math.inf, "inf"), (0.0, "0.0000")])
+def test_a_loss_is_shown_as_it_is(loss: float, text: str) -> None:
+    assert shown(run_state(), last=record(1, loss=loss))["loss"] == text
+
+
+def test_a_record_without_a_loss_shows_none() -> None:
+    assert shown(run_state(), last=record(1))["loss"] is None
+
+
+def test_quarantined_and_abandoned_checkpoints_are_not_shown_as_the_newest() -> None:
+    state = run_state(
+        attempts=attempts((None, 0), (1, 60)),
+        checkpoints=(checkpoint(50), checkpoint(60, state="Quarantined"), checkpoint(80)),
+    )
+    assert shown(state)["checkpoint"] == "50 Verified"
+    assert shown(run_state())["checkpoint"] is None
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
+    first = shown(run_state())
+    same = shown(run_state(), now=LATER, before=first["conditions"])
+    assert same["conditions"] == first["conditions"]
+    blocked = shown(
+        run_state(), now=LATER, before=first["conditions"], blockers=(Blocker(Reason.SECRET_MISSING, "create it"),)
+    )
+    ready = condition(blocked, "Ready")
+    assert ready is not None
+    assert (ready["status"], ready["reason"], ready["message"]) == ("False", "SecretMissing", "create it")
+    assert ready["lastTransitionTime"] == LATER
+    suspended = condition(blocked, "Suspended")
+    assert suspended is not None
+    assert suspended["lastTransitionTime"] == NOW
+    other = shown(
+        run_state(), now="x", before=blocked["conditions"], blockers=(Blocker(Reason.STORE_REFUSED, "correct it"),)
+    )
+    ready = condition(other, "Ready")
+    assert ready is not None
+    assert (ready["reason"], ready["lastTransitionTime"]) == ("StoreRefused", LATER)
+
+
+def test_a_job_that_waits_says_for_everything_it_waits_for() -> None:
+    blockers = (Blocker(Reason.SECRET_MISSING, "create s3"), Blocker(Reason.POLICY_MISSING, "create guard"))
+    status = shown(run_state(phase=RunPhase.PENDING, world=None), blockers=blockers, pods=Pods())
+    assert status["message"] == "create s3; create guard"
+    ready = condition(status, "Ready")
+    assert ready is not None
+    assert ready["message"] == "create s3; create guard"
+
+
+def test_an_outdated_policy_shows_in_guarded_and_the_incident_in_its_own_condition() -> None:
+    problem = GuardProblem(Reason.POLICY_INVALID, "spec.rules[0].metric; generation 1 stays in force")
+    status = shown(run_state(guards=(GUARD,), incident=incident()), outdated=(problem,))
+    guarded, opened = condition(status, "Guarded"), condition(status, "IncidentOpen")
+    assert guarded is not None
+    assert opened is not None
+    assert (guarded["status"], guarded["reason"]) == ("False", "PolicyInvalid")
+    assert "generation 1 stays in force" in guarded["message"]
+    assert (opened["status"], opened["message"]) == ("True", "loss 9 > 4")
+
+
+def test_a_human_is_told_why_he_is_asked() -> None:
+    state = run_state(phase=RunPhase.NEEDS_HUMAN, incident=incident(), question="3 rollbacks are spent")
+    status = shown(state)
+    asked = condition(status, "NeedsHuman")
+    assert asked is not None
+    assert asked["message"] == status["message"] == "3 rollbacks are spent"
+    assert condition(shown(run_state()), "NeedsHuman") is None
+
+
+def test_failed_and_completed_runs_say_so() -> None:
+    failed = shown(run_state(phase=RunPhase.FAILED, failure="BadConfig: width\x1b"))
+    row = condition(failed, "Failed")
+    assert row is not None
+    assert row["message"] == "BadConfig: width�"
+    assert failed["message"] == "BadConfig: width�"
+    assert condition(shown(run_state(phase=RunPhase.COMPLETED)), "Complete") is not None
+
+
+def test_a_suspended_job_is_no_lost_one() -> None:
+    status = shown(run_state(), job=view(suspend=True), pods=Pods(world=1, state=PodsState.GONE))
+    row = condition(status, "Suspended")
+    assert row is not None
+    assert row["status"] == "True"
+
+
+def test_an_incident_object_is_owned_by_its_job_and_shows_its_trigger_and_plans() -> None:
+    one = incident(targets=(reference(170), reference(160)))
+    body = incident_object(view(), one)
+    assert body["metadata"]["name"] == "demo-a1-s181"
+    assert body["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+    trigger = body["spec"]["trigger"]
+    assert (trigger["firstBadStep"], trigger["firedStep"]) == (181, 183)
+    assert (trigger["observed"], trigger["threshold"]) == ("9", "4")
+    assert trigger["flagged"] == {"first": 180, "last": 182}
+    assert [(plan["number"], plan["target"]["step"]) for plan in body["spec"]["plans"]] == [(1, 170), (2, 160)]
+
+
+def test_an_incident_status_tells_how_it_stands_and_how_it_ended() -> None:
+    target = reference(170)
+    one = msgspec.structs.replace(
+        incident(),
+        plans=(Plan(number=1, target=target, failed="object differs"), Plan(number=2, target=reference(160))),
+        held_step=190,
+        extent=SkipRange(first=179, last=188, bad=7),
+        relapses=1,
+    )
+    status = incident_status(one, run_state(phase=RunPhase.PROBATION))
+    assert (status["phase"], status["heldStep"], status["relapses"], status["outcome"]) == ("Probation", 190, 1, None)
+    assert status["skipped"] == {"first": 179, "last": 188, "bad": 7}
+    assert status["failedPlans"] == [{"number": 1, "reason": "object differs"}]
+    closed = msgspec.structs.replace(one, outcome="Recovered", closed_at=NOW)
+    assert incident_status(closed, replace(run_state(), phase=RunPhase.HOLDING))["phase"] == "Watching"
+    assert incident_status(closed, run_state())["closedTime"] == NOW
