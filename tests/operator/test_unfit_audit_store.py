@@ -7,7 +7,6 @@ import socket
 import sys
 from pathlib import Path
 
-import yaml
 from object_store_fixture import ADMIN, ObjectStoreServer
 from s3_gateway import Gateway
 
@@ -26,7 +25,7 @@ def kubeconfig(folder: Path) -> Path:
         "users": [{**name, "user": {"token": "none"}}],
         "contexts": [{**name, "context": {"cluster": "none", "user": "none"}}],
     }
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(json.dumps(config))
     return path
 
 
