@@ -42,6 +42,7 @@ def test_a_hold_outlives_the_collective_timeout_with_and_without_the_operator(
     assert left.poll().phase is RunPhase.HOLDING
     _bring_back(scaled)
     namespace.wait_phase("left", "Completed")
+    namespace.wait_phase("waiting", "NeedsHuman")
     namespace.wait_held("waiting", 3 * COLLECTIVE_SECONDS)
 
     trail, expected = namespace.trail("left"), undisturbed.trail("damaged")

@@ -13,6 +13,9 @@ from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnk
 from trimtab_trainer.errors import PeerLost
 from trimtab_trainer.tensors import integers
 
+JOIN_SECONDS = 300.0
+"""How long the first rank waits for the last one to start, however short the time-out of an exchange is."""
+
 
 class World:
     """This rank's place among the others, and three channels that never wait for each other.
@@ -24,7 +27,11 @@ class World:
         """Join the world that torchrun described; raises PeerLost."""
         timeout = timedelta(seconds=timeout_seconds)
         with _translated("joining the world"):
-            store, rank, size = next(rendezvous("env://", timeout=timeout))
+            join = timedelta(seconds=max(timeout_seconds, JOIN_SECONDS))
+            store, rank, size = next(rendezvous("env://", timeout=join))
+            # The groups wait for each other only as long as for an exchange: nobody makes them before all are here.
+            store.set(f"joined/{rank}", "")
+            store.wait([f"joined/{other}" for other in range(size)], join)
             dist.init_process_group(
                 "gloo", store=PrefixStore("world", store), rank=rank, world_size=size, timeout=timeout
             )
