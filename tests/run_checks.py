@@ -62,7 +62,8 @@ def _check_skips(run: ScriptedRun, state: RunState, counted: tuple[JournalRecord
 def surviving_windows(run: ScriptedRun) -> list[int]:
     """The window of every step of the surviving history."""
     state = run.state
-    last = max(step for attempt, step in run.records if attempt == state.attempt)
+    own = (step for attempt, step in run.records if attempt == state.attempt)
+    last = max(own, default=state.attempts[-1].branch_step)
     return [run.records[state.owner(step), step].window for step in range(1, last + 1)]
 
 

@@ -257,7 +257,8 @@ class ScriptedRun:
         for world in self.worlds.values():
             world.tick()
 
-    def observe(self, state: RunState, acks: Acks) -> Observation:
+    def observe(self, state: RunState, acks: Acks, pods: Pods) -> Observation:
+        """What an operator sees; it looked at the pods earlier."""
         judged, firing = self._judge(state)
         unknown = [reference for reference in acks.saved if state.checkpoint(reference.key) is None]
         world = self.worlds.get(state.world.number) if state.world else None
@@ -278,7 +279,7 @@ class ScriptedRun:
                 suspend=self.suspend,
             ),
             acks=acks,
-            pods=self._pods(state),
+            pods=pods,
             hung="no progress" if world is not None and world.stalled >= 5 else "",
             guard=AcceptedGuard(
                 policies=(guard,), mode="Enforce", from_attempt=max(1, state.attempt), from_step=judged + 1
@@ -293,7 +294,8 @@ class ScriptedRun:
             hold_on_nonfinite=self.scenario.holds_on_nonfinite,
         )
 
-    def _pods(self, state: RunState) -> Pods:
+    def pods(self, state: RunState) -> Pods:
+        """The newest world as Kubernetes shows it now."""
         if state.world is None:
             return Pods()
         number = state.world.number
@@ -408,12 +410,12 @@ class ScriptedOperator:
             self.run.publish(state.directive)
 
     def _drive(self) -> None:
-        command = None
+        command, pods = None, self.run.pods(self.journal.state)
         for _ in range(COMMANDS_PER_TURN):
             for ack in self.run.acks[self._read :]:
                 self._read += 1
                 self._acks = self._acks.fold(f"{self._read}-0", ack)
-            command = advance(self.journal.state, self.run.observe(self.journal.state, self._acks))
+            command = advance(self.journal.state, self.run.observe(self.journal.state, self._acks, pods))
             if command is None:
                 return
             if isinstance(command, Append):
@@ -421,6 +423,7 @@ class ScriptedOperator:
             else:
                 self.perform(command.effect)
                 self.finish(command.effect)
+                pods = self.run.pods(self.journal.state)
         raise AssertionError(f"no rest after {COMMANDS_PER_TURN} commands; the last was {command}")
 
     def settle(self) -> None:

@@ -21,7 +21,7 @@ from trimtab_operator.commands import Append, Command, Perform
 from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
 from trimtab_operator.incidents import Finding, Incident, Latch, Plan, SkipRange
 from trimtab_operator.observation import Observation
-from trimtab_operator.run_state import JournalAction, RunPhase, RunState
+from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
 from trimtab_operator.selection import select_rollback
 
 _P = RunPhase
@@ -69,7 +69,7 @@ def advance(state: RunState, observation: Observation) -> Command | None:
         return Perform(state.pending)
     if state.ended:
         return None
-    for decide in (bookkeeping.next_record, _next_firing, worlds.next_command, _PHASES[state.phase]):
+    for decide in (bookkeeping.next_record, _next_firing, _drop_target, worlds.next_command, _PHASES[state.phase]):
         command = decide(state, observation)
         if command is not None:
             if isinstance(command, Append) and command.draft.after and "phase" in command.draft.after:
@@ -282,20 +282,24 @@ def _restoring(state: RunState, observation: Observation) -> Command | None:
             reason={"message": restored.detail},
         )
     if failed is not None and failed.attempt == incident.restoring_attempt:
-        return _reject_target(state, incident.target, f"{failed.reason}: {failed.detail}")
+        return bookkeeping.quarantine(state, incident.target, f"{failed.reason}: {failed.detail}")
     return None
 
 
-def _reject_target(state: RunState, target: CheckpointReference, why: str) -> Command:
-    quarantined = bookkeeping.quarantine(state, target, why)
-    if quarantined is not None:
-        return quarantined
+def _drop_target(state: RunState, _observation: Observation) -> Command | None:
+    """A plan whose target is quarantined has failed, whoever found it out: no world may restore it any more."""
+    incident = state.incident
+    if state.phase not in {_P.RESTORING, _P.DIAGNOSING_RESTORED} or incident is None or incident.target is None:
+        return None
+    known = state.checkpoint(incident.target.key)
+    if known is None or known.state is not CheckpointState.QUARANTINED:
+        return None
     return drafts.record(
         state,
         JournalAction.RESTORE_FAILED,
         _P.SELECTING,
-        reason={"message": why},
-        after={"key": target.key, "why": why},
+        reason={"message": known.why},
+        after={"key": incident.target.key, "why": known.why},
     )
 
 
@@ -323,7 +327,9 @@ def _diagnosing_restored(state: RunState, observation: Observation) -> Command |
     return _judge_extent(state, observation, incident.target, extent)
 
 
-def _judge_extent(state: RunState, observation: Observation, target: CheckpointReference, extent: Extent) -> Command:
+def _judge_extent(
+    state: RunState, observation: Observation, target: CheckpointReference, extent: Extent
+) -> Command | None:
     numbers = {
         "message": extent.message,
         "control_mean": extent.control_mean,
@@ -332,7 +338,7 @@ def _judge_extent(state: RunState, observation: Observation, target: CheckpointR
         "bad": list(extent.bad),
     }
     if extent.outcome is ExtentOutcome.CONTROL_BAD:
-        return _reject_target(state, target, extent.message)
+        return bookkeeping.quarantine(state, target, extent.message)
     if extent.outcome is ExtentOutcome.UNBOUNDED:
         return drafts.record(
             state,

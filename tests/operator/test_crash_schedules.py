@@ -15,7 +15,7 @@ import pytest
 from played_trainer import Scenario
 from run_checks import check, decisions, story, surviving_windows
 from scripted_world import Killed, ScriptedOperator, ScriptedRun, play
-from trimtab_contract.directives import Directive
+from trimtab_contract.directives import Directive, Reason
 from trimtab_operator.commands import Append
 from trimtab_operator.errors import Conflict, StoreUnavailable
 from trimtab_operator.run_state import PendingEffect, RunPhase
@@ -69,6 +69,34 @@ def test_an_operator_that_stays_away_for_a_while_comes_to_the_same_decisions(dow
     for schedule in schedules:
         same(play(replace(DAMAGED, downtime=downtime), kills=[schedule]), undisturbed)
     print(f"away for {downtime} ticks: {len(schedules)} schedules")
+
+
+@pytest.mark.parametrize("name", ["damaged", "target-fails", "control-bad"])
+def test_a_world_that_dies_while_no_operator_is_there_changes_neither_targets_nor_skip(name: str) -> None:
+    scenario = replace(SCENARIOS[name], downtime=4)
+    undisturbed = play(scenario)
+    assert undisturbed.opened_at is not None
+    points = range(undisturbed.opened_at, undisturbed.operations)
+    for number in points:
+
+        def fate(run: ScriptedRun, number: int = number) -> None:
+            if run.operations > number and len(run.worlds) == 1 and run.world.alive:
+                run.world.die(Reason.PEER_LOST)
+
+        run = play(scenario, kills=[(number, "after")], on_tick=fate)
+        check(run)
+        assert run.state.phase is RunPhase.COMPLETED
+        assert surviving_windows(run) == surviving_windows(undisturbed)
+        assert _essence(run) == _essence(undisturbed)
+    print(f"{name}: {len(points)} schedules of an operator and a world")
+
+
+def _essence(run: ScriptedRun) -> list[tuple[object, ...]]:
+    """What must be the same even where another attempt did it."""
+    return [
+        (one.latch.rule, one.latch.first_bad_step, [plan.target.step for plan in one.plans], one.extent, one.outcome)
+        for one in run.state.closed
+    ]
 
 
 def test_two_kills_anywhere_in_an_incident_change_nothing() -> None:
