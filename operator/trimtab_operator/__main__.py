@@ -150,7 +150,7 @@ async def _lead(
         ),
     ]
     try:
-        await _first_failure([*tasks, supervisor.failed])
+        await _until_told_to_stop([*tasks, supervisor.failed])
     finally:
         for task in tasks:
             task.cancel()
@@ -158,16 +158,15 @@ async def _lead(
         await supervisor.close()
 
 
-async def _first_failure(futures: list[asyncio.Future[None]]) -> None:
-    """Return never but by an error: the Lease lost, a run fenced, kopf ended."""
+async def _until_told_to_stop(futures: list[asyncio.Future[None]]) -> None:
+    """Raise what ends any of them: the Lease lost, a run fenced. Return when kopf, which takes signals over, ends."""
     pending = set(futures)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for future in done:
             future.result()
-            if isinstance(future, asyncio.Task) and future.get_name() == "kopf":
-                message = "kopf ended by itself"
-                raise OperatorError(message)
+        if any(isinstance(future, asyncio.Task) and future.get_name() == "kopf" for future in done):
+            return
 
 
 async def _prove(audit: S3JournalStore) -> None:

@@ -1,34 +1,14 @@
 """The Helm chart: what it installs is valid, allows the operator exactly what it does, and refuses bad values."""
 
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from control_plane_fixture import ControlPlane, helm_binary
+from control_plane_fixture import ControlPlane
+from rendered_chart import render, try_render
 from trimtab_operator.settings import PREFIX, Settings
 
-CHART = Path(__file__).parents[2] / "helm" / "trimtab"
 NAMESPACE = "trimtab-system"
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:trimtab"
-
-
-@pytest.fixture(scope="module")
-def helm() -> Path:
-    return helm_binary()
-
-
-def try_render(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # The built helm assumes an old server when it renders without one.
-    command = [str(helm), "template", "trimtab", str(CHART), f"--namespace={NAMESPACE}", "--kube-version=1.35.4"]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
-
-
-def render(helm: Path, *arguments: str) -> list[dict[str, Any]]:
-    done = try_render(helm, *arguments)
-    assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -36,11 +16,11 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def installed(helm: Path, control_plane: ControlPlane) -> ControlPlane:
+def installed(control_plane: ControlPlane) -> ControlPlane:
     """The chart's objects, with two watched namespaces beside the cluster-wide installation."""
     for name in (NAMESPACE, "team-a"):
         control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    control_plane.apply(*render(helm))
+    control_plane.apply(*render(namespace=NAMESPACE))
     return control_plane
 
 
@@ -140,8 +120,8 @@ def test_people_get_the_part_that_is_theirs(
         assert not may(installed, f"a-{role}", other, "guardincidents.trimtab.dev")
 
 
-def test_named_namespaces_are_the_only_ones_the_operator_reaches(helm: Path) -> None:
-    objects = render(helm, "--set=watchNamespaces={team-a,team-b}")
+def test_named_namespaces_are_the_only_ones_the_operator_reaches() -> None:
+    objects = render("--set=watchNamespaces={team-a,team-b}", namespace=NAMESPACE)
     bound = {each["metadata"]["namespace"] for each in of_kind(objects, "RoleBinding")}
     assert bound == {"team-a", "team-b", NAMESPACE}
     assert of_kind(objects, "ClusterRoleBinding") == []
@@ -153,14 +133,14 @@ def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
     return only
 
 
-def test_the_environment_names_every_setting_and_nothing_the_operator_would_ignore(helm: Path) -> None:
-    names = {entry["name"] for entry in container(render(helm))["env"]}
+def test_the_environment_names_every_setting_and_nothing_the_operator_would_ignore() -> None:
+    names = {entry["name"] for entry in container(render(namespace=NAMESPACE))["env"]}
     ours = {name.removeprefix(PREFIX).lower() for name in names if name.startswith(PREFIX)}
     assert ours == set(Settings.model_fields)
 
 
-def test_no_secret_is_written_into_the_objects(helm: Path) -> None:
-    objects = render(helm)
+def test_no_secret_is_written_into_the_objects() -> None:
+    objects = render(namespace=NAMESPACE)
     assert of_kind(objects, "Secret") == []
     secret = {"PASSWORD", "USERNAME", "KEY_ID", "ACCESS_KEY"}
     for entry in container(objects)["env"]:
@@ -168,8 +148,8 @@ def test_no_secret_is_written_into_the_objects(helm: Path) -> None:
             assert "secretKeyRef" in entry["valueFrom"]
 
 
-def test_the_operator_runs_as_nobody_on_a_read_only_root(helm: Path) -> None:
-    objects = render(helm)
+def test_the_operator_runs_as_nobody_on_a_read_only_root() -> None:
+    objects = render(namespace=NAMESPACE)
     (deployment,) = of_kind(objects, "Deployment")
     assert deployment["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
     security = container(objects)["securityContext"]
@@ -177,18 +157,18 @@ def test_the_operator_runs_as_nobody_on_a_read_only_root(helm: Path) -> None:
     assert security["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_an_upgrade_ends_no_operator_before_another_stands_by(helm: Path) -> None:
-    (deployment,) = of_kind(render(helm, "--set=replicas=2"), "Deployment")
+def test_an_upgrade_ends_no_operator_before_another_stands_by() -> None:
+    (deployment,) = of_kind(render("--set=replicas=2", namespace=NAMESPACE), "Deployment")
     assert deployment["spec"]["replicas"] == 2
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_the_definitions_come_with_upgrades_and_stay_after_removal(helm: Path) -> None:
-    definitions = of_kind(render(helm), "CustomResourceDefinition")
+def test_the_definitions_come_with_upgrades_and_stay_after_removal() -> None:
+    definitions = of_kind(render(namespace=NAMESPACE), "CustomResourceDefinition")
     assert {each["spec"]["names"]["kind"] for each in definitions} == {"TrainingJob", "GuardPolicy", "GuardIncident"}
     for each in definitions:
         assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert of_kind(render(helm, "--set=crds.install=false"), "CustomResourceDefinition") == []
+    assert of_kind(render("--set=crds.install=false", namespace=NAMESPACE), "CustomResourceDefinition") == []
 
 
 BAD_VALUES = {
@@ -206,15 +186,15 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize(("value", "field"), BAD_VALUES.values(), ids=BAD_VALUES)
-def test_bad_values_are_refused_by_field(helm: Path, value: str, field: str) -> None:
-    done = try_render(helm, f"--set={value}")
+def test_bad_values_are_refused_by_field(value: str, field: str) -> None:
+    done = try_render(f"--set={value}", namespace=NAMESPACE)
     assert done.returncode != 0
     assert field in done.stderr
 
 
-def test_slow_imports_are_not_taken_for_a_stalled_event_loop(helm: Path) -> None:
+def test_slow_imports_are_not_taken_for_a_stalled_event_loop() -> None:
     """The startup probe holds the others off for two minutes; then only a loop that stalls is killed."""
-    operator = container(render(helm))
+    operator = container(render(namespace=NAMESPACE))
     startup, liveness = operator["startupProbe"], operator["livenessProbe"]
     assert startup["httpGet"] == liveness["httpGet"] == {"path": "/healthz", "port": "health"}
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 120
