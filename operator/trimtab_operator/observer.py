@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from trimtab_contract.checkpoints import sha256_hex
-from trimtab_contract.directives import Ack, CheckpointReference
+from trimtab_contract.directives import Ack, Action, CheckpointReference
 from trimtab_contract.errors import ContractError
 from trimtab_contract.evidence import ProbeEvidence, decode_probe
 from trimtab_contract.journal import Evidence
@@ -59,6 +59,7 @@ class Observer:
         self._journal = journal
         self._stores = stores
         self._opened: tuple[object, ...] = ()
+        self._frozen: Evidence | None = None
         self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
 
     async def survey(self, job: TrainingJobView, state: RunState, judge: Judge) -> Surveyed:
@@ -106,12 +107,8 @@ class Observer:
         incident = state.incident
         if incident is None:
             return observation
-        if state.phase is RunPhase.HOLDING and judge.firing is not None:
-            body = judge.evidence()
-            digest = sha256_hex(body)
-            key = audit_evidence(self._run, digest)
-            await self._journal.put_object(key, body)
-            return replace(observation, frozen_evidence=(Evidence(key=key, sha256=digest),))
+        if state.phase is RunPhase.HOLDING and judge.firing is not None and _may_be_held(state):
+            return replace(observation, frozen_evidence=(await self._freeze(judge.evidence()),))
         diagnosed = observation.acks.diagnosed
         if state.phase is RunPhase.DIAGNOSING_RESTORED and diagnosed is not None:
             if diagnosed.attempt != incident.restoring_attempt:
@@ -122,6 +119,14 @@ class Observer:
                     return replace(observation, probe_problem=problem)
             return replace(observation, probe=self._probe[1], probe_evidence=self._probe[2])
         return observation
+
+    async def _freeze(self, body: bytes) -> Evidence:
+        """Keep the records around the firing in the audit bucket, once for equal bytes."""
+        frozen = Evidence(key=audit_evidence(self._run, sha256_hex(body)), sha256=sha256_hex(body))
+        if frozen != self._frozen:
+            await self._journal.put_object(frozen.key, body)
+            self._frozen = frozen
+        return frozen
 
     async def _fetch_probe(self, ack: Ack) -> str:
         """Copy the probe's losses into the audit bucket, where the trainer cannot change them; why that cannot be."""
@@ -178,3 +183,11 @@ class Observer:
             found = None
         pods = await self._cluster.pods(job.namespace, world_selector(job, number))
         return pods_of_world(number, found, pods)
+
+
+def _may_be_held(state: RunState) -> bool:
+    """Whether the Hold is out, or nobody is left to hear it: until then nothing may delay it, evidence neither."""
+    directive, incident = state.directive, state.incident
+    if not state.world_lives or directive is None or incident is None:
+        return True
+    return directive.action is Action.HOLD and directive.incident == incident.name and state.pending is None

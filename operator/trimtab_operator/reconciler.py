@@ -77,6 +77,7 @@ class RunReconciler:
         self._feed = RecordFeed(ports.bus, run)
         self._observer = Observer(run, ports.cluster, ports.journal, ports.stores)
         self._reporter = Reporter(ports.cluster)
+        self._untold: list[JournalRecord] = []
         self._acks = Acks()
         self._progress: ProgressClock | None = None
         self._metrics = MetricWatch()
@@ -227,7 +228,8 @@ class RunReconciler:
             self._progress = ProgressClock(*deadlines)
         self._progress.startup_deadline, self._progress.progress_deadline = deadlines
         around = Surroundings(job, self._ports.defaults, self._ports.cluster, self._ports.bus)
-        surveyed = await self._drive(body, job, around)
+        surveyed = await self._drive(job, around)
+        await self._tell(body)
         if self.state.world is not None and not self.state.ended:
             await ensure_user(around)
             await self._ports.bus.refresh(self.run, [attempt.number for attempt in self.state.attempts])
@@ -237,7 +239,7 @@ class RunReconciler:
         )
         await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing)
 
-    async def _drive(self, body: KubernetesObject, job: TrainingJobView, around: Surroundings) -> Surveyed:
+    async def _drive(self, job: TrainingJobView, around: Surroundings) -> Surveyed:
         """Ask for commands and carry them out until nothing is left to do."""
         await self._journal.settle()
         surveyed = await self._observer.survey(job, self.state, self._judge)
@@ -257,22 +259,28 @@ class RunReconciler:
                 return surveyed
             self._check_lease()
             if isinstance(command, Append):
-                await self._append(body, command.draft)
+                await self._append(command.draft)
             else:
-                await self._perform(body, command, around)
+                await self._perform(command, around)
                 surveyed = await self._observer.survey(job, self.state, self._judge)
             await self._read_acks()
             await self._read_records()
         message = f"run {self.run}: no end after {MAX_COMMANDS} commands"
         raise OperatorError(message)
 
-    async def _append(self, body: KubernetesObject, draft: Draft) -> JournalRecord:
+    async def _append(self, draft: Draft) -> JournalRecord:
         record = await self._journal.append(draft)
         log.info("journal", run=str(self.run), seq=record.seq, action=record.action, phase=record.phase)
-        await self._reporter.tell(body, record)
+        self._untold.append(record)
         return record
 
-    async def _perform(self, body: KubernetesObject, command: Perform, around: Surroundings) -> None:
+    async def _tell(self, body: KubernetesObject) -> None:
+        """Send the Events of what was done: after it, for no effect waits for the people who read of it."""
+        while self._untold:
+            await self._reporter.tell(body, self._untold[0])
+            del self._untold[0]
+
+    async def _perform(self, command: Perform, around: Surroundings) -> None:
         effect: PendingEffect = command.effect
         outcome = await perform(effect, self.state, around)
         self._check_lease()
@@ -280,7 +288,7 @@ class RunReconciler:
         result = Draft(
             action=effect.action, phase=Phase.RESULT, id=effect.id, incident=effect.incident, outcome=outcome
         )
-        await self._append(body, result)
+        await self._append(result)
 
     def _check_lease(self) -> None:
         if not self._ports.lease.valid():
