@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+import threading
 from urllib.parse import quote
 
 import kopf
@@ -21,6 +23,8 @@ from trimtab_operator.settings import Settings, load_settings
 from trimtab_operator.supervisor import Supervisor
 
 RETRY_SECONDS = 2.0
+END_SECONDS = 8.0
+"""What an operator that leads no more may take to let go of everything; then the process ends as it stands."""
 MAX_RUNS = 4096
 """Every run waits for its streams on a connection of its own."""
 
@@ -152,10 +156,25 @@ async def _lead(
     try:
         await _until_told_to_stop([*tasks, supervisor.failed])
     finally:
+        _end_in_time()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await supervisor.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _end_in_time() -> None:
+    """Bound the end of the process: one that hangs there answers its probes, and would never be a standby again."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        hanging = sorted(f"{task.get_name()}: {task.get_coro()}" for task in asyncio.all_tasks(loop))
+        log.error("ending although some work does not end", hanging=hanging)
+        os._exit(1)
+
+    timer = threading.Timer(END_SECONDS, end)
+    timer.daemon = True
+    timer.start()
 
 
 async def _until_told_to_stop(futures: list[asyncio.Future[None]]) -> None:

@@ -49,8 +49,8 @@ def test_a_frozen_leader_that_wakes_changes_nothing(namespace: Namespace, undist
 
 def _freeze_with_an_intent(tail: JournalTail, incident: int) -> PodProcess:
     """Stop the leader between an intent of the incident and its result: the most it can have left to do."""
-    tail.wait(f"incident {incident}", lambda seen: seen.count("IncidentOpened") == incident)
     frozen = leader(tail.namespace.cluster)
+    tail.wait(f"incident {incident}", lambda seen: seen.count("IncidentOpened") == incident)
     frozen.step_until(lambda: tail.poll().pending is not None or tail.state.phase is RunPhase.PROBATION)
     return frozen
 
