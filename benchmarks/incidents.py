@@ -19,7 +19,7 @@ from trimtab_sandbox.cluster import up
 
 from benchmarks.bus_watch import BusWatch, Happening, Look, Record, Written
 from benchmarks.figures import Figure, Measurement, write
-from benchmarks.tiny_runs import damaged_data, incident_job
+from benchmarks.tiny_runs import damaged_data, incident_job, wait_for_completion
 
 JOBS = ("first", "second")
 SPACING = 55
@@ -42,6 +42,7 @@ def reactions(namespace: Namespace, job: str, watch: BusWatch) -> Iterator[React
     run = namespace.run(job)
     happened = watch.of(run)
     records = {(one.attempt, one.step): one for one in happened if isinstance(one, Record)}
+    looks = [one for one in happened if isinstance(one, Look)]
     typical = step_seconds(happened)
     holding = {
         (ack.epoch, ack.seq): (time, ack) for time, ack in _acks(namespace, job) if ack.state is AckState.HOLDING
@@ -56,11 +57,7 @@ def reactions(namespace: Namespace, job: str, watch: BusWatch) -> Iterator[React
         hold = holds.get(opened.incident or "")
         if record is None or hold is None or hold.directive.order not in holding:
             continue
-        seen = next(
-            one.time
-            for one in happened
-            if isinstance(one, Look) and one.client == record.client and one.time >= hold.time
-        )
+        seen = next(one.time for one in looks if one.client == record.client and one.time >= hold.time)
         held, ack = holding[hold.directive.order]
         yield Reaction(
             stored=hold.time - record.time,
@@ -88,8 +85,8 @@ def _acks(namespace: Namespace, job: str) -> Iterator[tuple[float, Ack]]:
         yield int(entry.split(b"-")[0]) / 1000, decode(Ack, fields[ACK_FIELD])
 
 
-def measure(stretches: int, seed: int) -> list[Reaction]:
-    """Run both jobs to their end; every incident of both."""
+def measure(stretches: int, seed: int, seconds: float) -> list[Reaction]:
+    """Run both jobs, to their end if the time suffices; every incident of both."""
     info = up(progress=print)
     cluster = Cluster(info.environment)
     install_chart(cluster)
@@ -100,8 +97,7 @@ def measure(stretches: int, seed: int) -> list[Reaction]:
     ):
         jobs = [incident_job(job, path, stretches, SPACING) for job, path in zip(JOBS, data, strict=True)]
         namespace.apply(guard_policy(), *jobs)
-        for job in JOBS:
-            namespace.wait_phase(job, "Completed", seconds=3600)
+        wait_for_completion(namespace, JOBS, seconds)
         return [reaction for job in JOBS for reaction in reactions(namespace, job, watch)]
 
 
@@ -124,10 +120,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stretches", type=int, default=34, help="damaged stretches of each of the two jobs")
     parser.add_argument("--rounds", type=int, default=3, help="how often both jobs are run")
+    parser.add_argument("--seconds", type=float, default=900, help="longest time of a round")
     parser.add_argument("--add", action="store_true", help="add to the samples that are kept")
     options = parser.parse_args()
     for number in range(options.rounds):
-        found = measure(options.stretches, seed=2 * number)
+        found = measure(options.stretches, 2 * number, options.seconds)
         measurement = Measurement(
             title="From a breach to a hold",
             about=(

@@ -17,7 +17,7 @@ from trimtab_sandbox.cluster import up
 
 from benchmarks.bus_watch import BusWatch, Happening, Record, Written
 from benchmarks.figures import Figure, Measurement, ratios, write
-from benchmarks.tiny_runs import damaged_data, incident_job
+from benchmarks.tiny_runs import damaged_data, incident_job, wait_for_completion
 
 JOB = "turns"
 SPACING = 60
@@ -59,13 +59,14 @@ def trainer_processes(run: str, rank: int) -> tuple[int, ...]:
 def durations(restores: list[Written], happened: tuple[Happening, ...]) -> list[float]:
     """Seconds from each plan's directive to the first record of a later attempt."""
     records = [one for one in happened if isinstance(one, Record)]
-    return [
-        next(one.time for one in records if one.time > plan.time and one.attempt >= plan.directive.attempt) - plan.time
+    firsts = (
+        next((one.time for one in records if one.time > plan.time and one.attempt >= plan.directive.attempt), None)
         for plan in restores
-    ]
+    )
+    return [first - plan.time for plan, first in zip(restores, firsts, strict=True) if first is not None]
 
 
-def measure(pairs: int) -> tuple[list[float], list[float]]:
+def measure(pairs: int, seconds: float) -> tuple[list[float], list[float]]:
     """Seconds of the rollbacks in place and of those by a new world."""
     info = up(progress=print)
     cluster = Cluster(info.environment)
@@ -77,20 +78,22 @@ def measure(pairs: int) -> tuple[list[float], list[float]]:
         BusWatch(info.environment["TRIMTAB_REDIS_URL"], assailant) as watch,
     ):
         namespace.apply(guard_policy(), incident_job(JOB, data, 2 * pairs, SPACING))
-        namespace.wait_phase(JOB, "Completed", seconds=3600)
+        wait_for_completion(namespace, (JOB,), seconds)
         taken = durations(assailant.restores, watch.of(namespace.run(JOB)))
         worlds = {pod["metadata"]["labels"]["trimtab.dev/attempt"] for pod in namespace.pods(JOB)}
         print(f"{len(taken)} rollbacks, {len(worlds)} worlds")
-    return taken[0::2], taken[1::2]
+    whole = len(taken) - len(taken) % 2
+    return taken[0:whole:2], taken[1:whole:2]
 
 
 def main() -> None:
     """Measure and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=900, help="longest time of the run")
     parser.add_argument("--add", action="store_true", help="add to the samples that are kept")
     options = parser.parse_args()
-    in_place, by_new_world = measure(options.pairs)
+    in_place, by_new_world = measure(options.pairs, options.seconds)
     write(
         "rollbacks",
         Measurement(

@@ -1,9 +1,10 @@
 """The tests' tiny job with many damaged stretches, so that one job has many incidents."""
 
+import time
 from pathlib import Path
 from typing import Any
 
-from training_jobs import WINDOWS, prepare_data, training_job
+from training_jobs import WINDOWS, Namespace, prepare_data, training_job
 
 FIRST_DAMAGE = 130
 """The rule is silent up to step 100 and its baseline needs 50 records."""
@@ -28,3 +29,13 @@ def incident_job(name: str, data: Path, stretches: int, spacing: int) -> Json:
     steps = FIRST_DAMAGE + stretches * (spacing - STRETCH)
     budget = {"maxRollbacks": 8, "maxRestarts": 1000, "window": "10s"}
     return training_job(name, data, steps=steps, budget=budget)
+
+
+def wait_for_completion(namespace: Namespace, jobs: tuple[str, ...], seconds: float) -> None:
+    """Wait until the jobs are complete, or for so many seconds: what happened by then is measured."""
+    end = time.monotonic() + seconds
+    while any(namespace.status(job).get("phase") != "Completed" for job in jobs):
+        if time.monotonic() > end:
+            print(f"not complete after {seconds:.0f} s; what happened by then counts")
+            return
+        time.sleep(1)
