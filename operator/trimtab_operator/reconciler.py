@@ -96,7 +96,11 @@ class RunReconciler:
         self._woken.set()
 
     async def open(self) -> None:
-        """Take the run over: the first act, and the first record, under this operator's epoch."""
+        """Take the run over: the first act, and the first record, under this operator's epoch.
+
+        Raises LeaseLost without the Lease: a higher epoch than the journal's would fence the operator that leads.
+        """
+        self._check_lease()
         await self._journal.take_over(self._ports.lease.epoch)
         await load_texts(self._ports.journal, self.state, self._judge.texts)
         self._woken.set()
