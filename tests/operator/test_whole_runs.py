@@ -231,6 +231,17 @@ def test_a_self_hold_that_no_rule_explains_is_released_by_name_once() -> None:
     assert not run.state.closed
 
 
+def test_a_release_is_for_one_hold_the_next_attempt_asks_again() -> None:
+    def fate(run: ScriptedRun) -> None:
+        if run.world.attempt == 1 and run.world.step == 24:
+            crash(run)
+
+    run = play(Scenario(nonfinite=frozenset({(1, 23), (2, 23)}), fires_on_nonfinite=False), on_tick=fate)
+    finished_healthy(run)
+    released = [(one.after or {})["directive"] for one in records(run, "Directive")]
+    assert [(one["attempt"], one["release"]) for one in released if one["release"]] == [(1, 23), (2, 23)]
+
+
 def test_a_world_that_held_by_itself_before_anybody_saw_it_run_is_released_too() -> None:
     """The operator dies after it has started the world, and comes back when the world's first words are history."""
     scenario = Scenario(nonfinite=frozenset({(1, 2)}), fires_on_nonfinite=False, downtime=12)
