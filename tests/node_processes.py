@@ -14,8 +14,8 @@ from sandbox_fixture import Cluster
 SYSTEM = "trimtab-system"
 LEASE = "trimtab-operator"
 OPERATOR, TRAINER, TORCHRUN = "trimtab_operator", "trimtab_trainer", "torchrun"
-SLICE_SECONDS = 0.004
-"""Less than the operator needs from one journal record to the next."""
+SLICE_NANOSECONDS, IDLE_SECONDS = 3_000_000, 0.05
+"""In slow motion: less work than the operator needs from one journal record to the next, however busy the machine."""
 
 Json = dict[str, Any]
 
@@ -81,7 +81,7 @@ class PodProcess:
         """Let it go on."""
         return self.send(signal.SIGCONT)
 
-    def step_until(self, reached: Callable[[], bool], seconds: float = 60) -> None:
+    def step_until(self, reached: Callable[[], bool], seconds: float = 90) -> None:
         """Run its only process in slow motion until `reached` says so, and leave it frozen then."""
         (pid,) = self.pids
         end = time.monotonic() + seconds
@@ -91,7 +91,18 @@ class PodProcess:
                 return
             os.kill(pid, signal.SIGCONT)
             assert time.monotonic() < end, f"{self.program} in pod {self.pod} did not get there in {seconds:.0f} s"
-            time.sleep(SLICE_SECONDS)
+            _let_work(pid)
+
+
+def _let_work(pid: int) -> None:
+    """Wait until a process has worked for a slice of CPU time, or found nothing to do for longer."""
+    started, end = _nanoseconds_worked(pid), time.monotonic() + IDLE_SECONDS
+    while _nanoseconds_worked(pid) - started < SLICE_NANOSECONDS and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _nanoseconds_worked(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
 def operators(cluster: Cluster) -> list[PodProcess]:

@@ -15,7 +15,7 @@ from trimtab_operator.adapters.lease import LeaderLease
 from trimtab_operator.adapters.redis import RedisBus
 from trimtab_operator.adapters.s3 import S3CheckpointStores, S3Credentials, S3JournalStore, S3Location
 from trimtab_operator.journal import Identity, RunJournal
-from trimtab_operator.reconciler import Ports
+from trimtab_operator.reconciler import LeaseLost, Ports, RunReconciler
 from trimtab_operator.supervisor import Supervisor
 from trimtab_operator.workload import WorkloadDefaults
 
@@ -71,6 +71,17 @@ async def test_a_run_whose_job_went_away_unseen_is_ended_once_and_others_runs_ar
     last = await ports.journal.last(gone)
     assert last is not None
     assert b'"RunEnded"' in last
+
+
+async def test_an_operator_without_the_lease_takes_no_run_over(ports: Ports) -> None:
+    (ours,) = ports.namespaces
+    run = new_run(ours)
+    await open_journal(ports, run)
+    assert isinstance(ports.lease, LeaderLease)
+    await ports.lease.release()
+    with pytest.raises(LeaseLost):
+        await RunReconciler(run, ports).open()
+    assert len(await ports.journal.read(run)) == 1
 
 
 async def test_a_damaged_journal_keeps_no_other_run_from_being_ended(ports: Ports) -> None:
