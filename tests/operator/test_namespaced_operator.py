@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,20 @@ class Scene:
     namespace: str
     journal: S3JournalStore
     log: Path
+    environment: Mapping[str, str]
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncGenerator[None]:
+        """The operator's process; told to stop at the end, which it must do in peace."""
+        with self.log.open("ab") as output:
+            command = (sys.executable, "-m", "trimtab_operator")
+            process = await asyncio.create_subprocess_exec(*command, env=self.environment, stdout=output, stderr=output)
+        try:
+            yield
+        finally:
+            process.terminate()
+            ended = await process.wait()
+        assert ended == 0, self.log.read_text()[-3000:]
 
     def stored(self, kind: str, name: str) -> dict[str, Any]:
         return json.loads(self.api.kubectl("get", kind, name, f"-n={self.namespace}", "-o=json"))
@@ -88,49 +103,64 @@ async def scene(
     journal = S3JournalStore(
         S3Location(bucket, object_store.endpoint), S3Credentials(ADMIN.access_key, ADMIN.secret_key)
     )
-    with log.open("wb") as output:
-        command = (sys.executable, "-m", "trimtab_operator")
-        operator = await asyncio.create_subprocess_exec(*command, env=environment, stdout=output, stderr=output)
-    try:
-        yield Scene(api, namespace, journal, log)
-    finally:
-        operator.terminate()
-        ended = await operator.wait()
-        await journal.close()
-    assert ended == 0, log.read_text()[-3000:]
+    yield Scene(api, namespace, journal, log, environment)
+    await journal.close()
+
+
+async def apply_job(scene: Scene, object_store: ObjectStoreServer, name: str) -> RunId:
+    """A job whose Secret does not exist, under one policy."""
+    storage = {"uri": f"s3://{object_store.new_bucket('training')}/root", "endpoint": object_store.endpoint}
+    job = training_job(name, scene.namespace, checkpoint={**storage, "credentialsSecretRef": {"name": "later"}})
+    job["spec"]["guard"] = {"policies": [{"name": "demo"}]}
+    await asyncio.to_thread(scene.api.apply, guard_policy(namespace=scene.namespace), job)
+    return RunId(scene.namespace, name, scene.stored("tj", name)["metadata"]["uid"])
 
 
 async def test_rights_in_one_namespace_are_enough_to_keep_a_job_from_its_first_word_to_its_end(
     scene: Scene, object_store: ObjectStoreServer, redis_server: RedisServer
 ) -> None:
-    storage = {"uri": f"s3://{object_store.new_bucket('training')}/root", "endpoint": object_store.endpoint}
-    job = training_job("kept", scene.namespace, checkpoint={**storage, "credentialsSecretRef": {"name": "later"}})
-    job["spec"]["guard"] = {"policies": [{"name": "demo"}]}
-    await asyncio.to_thread(scene.api.apply, guard_policy(namespace=scene.namespace), job)
-    run = RunId(scene.namespace, "kept", scene.stored("tj", "kept")["metadata"]["uid"])
-    await scene.until(
-        "the missing Secret in the status", lambda: "later" in str(scene.stored("tj", "kept").get("status"))
-    )
+    async with scene.operator():
+        run = await apply_job(scene, object_store, "kept")
+        await scene.until(
+            "the missing Secret in the status", lambda: "later" in str(scene.stored("tj", "kept").get("status"))
+        )
 
-    keys = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
-    metadata = {"name": "later", "namespace": scene.namespace}
-    await asyncio.to_thread(
-        scene.api.apply, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys}
-    )
-    await scene.until_journaled(run, "StartWorld")
-    await scene.until(
-        "the Job", lambda: "kept-1" in scene.api.kubectl("get", "jobs", f"-n={scene.namespace}", "-o=name")
-    )
-    with redis_server.client() as admin:
-        assert redis_user(run) in admin.acl_users()
+        keys = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
+        metadata = {"name": "later", "namespace": scene.namespace}
+        await asyncio.to_thread(
+            scene.api.apply, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys}
+        )
+        await scene.until_journaled(run, "StartWorld")
+        await scene.until(
+            "the Job", lambda: "kept-1" in scene.api.kubectl("get", "jobs", f"-n={scene.namespace}", "-o=name")
+        )
+        with redis_server.client() as admin:
+            assert redis_user(run) in admin.acl_users()
 
-    made = ("tj", "gp", "jobs", "services", "configmaps", "secrets")
-    listed = json.loads(scene.api.kubectl("get", ",".join(made), f"-n={scene.namespace}", "-o=json"))
-    assert [one["metadata"].get("finalizers") for one in listed["items"]] == [None] * len(listed["items"])
+        made = ("tj", "gp", "jobs", "services", "configmaps", "secrets")
+        listed = json.loads(scene.api.kubectl("get", ",".join(made), f"-n={scene.namespace}", "-o=json"))
+        assert [one["metadata"].get("finalizers") for one in listed["items"]] == [None] * len(listed["items"])
 
-    await asyncio.to_thread(scene.api.kubectl, "delete", "tj", "kept", f"-n={scene.namespace}")
-    await scene.until_journaled(run, "RunEnded")
-    with redis_server.client() as admin:
-        await scene.until("the sweep of the user", lambda: redis_user(run) not in admin.acl_users())
+        await asyncio.to_thread(scene.api.kubectl, "delete", "tj", "kept", f"-n={scene.namespace}")
+        await scene.until_journaled(run, "RunEnded")
+        with redis_server.client() as admin:
+            await scene.until("the sweep of the user", lambda: redis_user(run) not in admin.acl_users())
     assert "does not allow" not in scene.log.read_text()
     assert "defect" not in scene.log.read_text()
+
+
+async def test_a_job_deleted_while_no_operator_ran_is_ended_and_a_new_one_of_its_name_is_another_run(
+    scene: Scene, object_store: ObjectStoreServer
+) -> None:
+    async with scene.operator():
+        earlier = await apply_job(scene, object_store, "again")
+        await scene.until_journaled(earlier, "Takeover")
+    await asyncio.to_thread(scene.api.kubectl, "delete", "tj", "again", f"-n={scene.namespace}")
+    later = await apply_job(scene, object_store, "again")
+    assert later != earlier
+    async with scene.operator():
+        await scene.until_journaled(earlier, "RunEnded")
+        await scene.until_journaled(later, "Takeover")
+    (_, first), *others = await scene.journal.read(later)
+    assert b'"action":"Takeover"' in first
+    assert not any(b"RunEnded" in body for _, body in others)
