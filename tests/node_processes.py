@@ -81,17 +81,23 @@ class PodProcess:
         """Let it go on."""
         return self.send(signal.SIGCONT)
 
-    def step_until(self, reached: Callable[[], bool], seconds: float = 90) -> None:
-        """Run its only process in slow motion until `reached` says so, and leave it frozen then."""
+    @property
+    def only_pid(self) -> int:
+        """Its process now, where there is one."""
         (pid,) = self.pids
-        end = time.monotonic() + seconds
-        while True:
-            os.kill(pid, signal.SIGSTOP)
-            if reached():
-                return
-            os.kill(pid, signal.SIGCONT)
-            assert time.monotonic() < end, f"{self.program} in pod {self.pod} did not get there in {seconds:.0f} s"
-            _let_work(pid)
+        return pid
+
+
+def step_until(pid: int, reached: Callable[[], bool], seconds: float = 90) -> None:
+    """Run a process in slow motion until `reached` says so, and leave it frozen then."""
+    end = time.monotonic() + seconds
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        if reached():
+            return
+        os.kill(pid, signal.SIGCONT)
+        assert time.monotonic() < end, f"process {pid} did not get there in {seconds:.0f} s"
+        _let_work(pid)
 
 
 def _let_work(pid: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from journal_tail import JournalTail
-from node_processes import PodProcess, leader
+from node_processes import PodProcess, leader, step_until
 from sandbox_fixture import Cluster
 from training_jobs import Namespace, Trail, guard_policy, install_chart
 from trimtab_operator.run_state import RunPhase
@@ -50,8 +50,9 @@ def test_a_frozen_leader_that_wakes_changes_nothing(namespace: Namespace, undist
 def _freeze_with_an_intent(tail: JournalTail, incident: int) -> PodProcess:
     """Stop the leader between an intent of the incident and its result: the most it can have left to do."""
     frozen = leader(tail.namespace.cluster)
+    pid = frozen.only_pid
     tail.wait(f"incident {incident}", lambda seen: seen.count("IncidentOpened") == incident)
-    frozen.step_until(lambda: tail.poll().pending is not None or tail.state.phase is RunPhase.PROBATION)
+    step_until(pid, lambda: tail.poll().pending is not None or tail.state.phase is RunPhase.PROBATION)
     return frozen
 
 

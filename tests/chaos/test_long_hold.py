@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from journal_tail import JournalTail
-from node_processes import SYSTEM, leader
+from node_processes import SYSTEM, leader, step_until
 from sandbox_fixture import Cluster
 from training_jobs import Namespace, guard_policy
 from trimtab_contract.directives import Action
@@ -32,10 +32,10 @@ def test_a_hold_outlives_the_collective_timeout_with_and_without_the_operator(
     waiting = damaged_job("waiting", incidents=1, config=CONFIG)
     waiting["spec"]["budget"] = {**waiting["spec"]["budget"], "maxRollbacks": 0}
     namespace.apply(guard_policy(), waiting, damaged_job("left", incidents=1, config=CONFIG))
-    left = JournalTail(namespace, "left")
+    left, operator = JournalTail(namespace, "left"), leader(namespace.cluster)
+    pid = operator.only_pid
     left.wait("the incident", lambda tail: tail.count("IncidentOpened") == 1)
-    operator = leader(namespace.cluster)
-    operator.step_until(lambda: left.poll().phase is not RunPhase.HOLDING or _told_to_hold(left))
+    step_until(pid, lambda: left.poll().phase is not RunPhase.HOLDING or _told_to_hold(left))
     scaled.kubectl("scale", "deployment/trimtab", "--replicas=0")
     operator.kill()
     namespace.wait_held("left", 3 * COLLECTIVE_SECONDS)
@@ -55,8 +55,7 @@ def test_a_hold_outlives_the_collective_timeout_with_and_without_the_operator(
 
 
 def _told_to_hold(tail: JournalTail) -> bool:
-    state = tail.state
-    return state.pending is None and state.directive is not None and state.directive.action is Action.HOLD
+    return tail.directive is not None and tail.directive.action is Action.HOLD
 
 
 def _bring_back(system: Cluster) -> None:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from journal_tail import JournalTail
-from node_processes import PodProcess, leader
+from node_processes import PodProcess, leader, step_until
 from training_jobs import Namespace, guard_policy
 from trimtab_contract.directives import Action
 from trimtab_operator.run_state import RunPhase, fold_all
@@ -25,17 +25,15 @@ HELD_PHASES = (
 def test_the_successor_comes_to_the_same_decisions_in_every_phase(namespace: Namespace, undisturbed: Namespace) -> None:
     """One run meets a kill in each held phase, then one in probation, then one before anybody holds."""
     namespace.apply(guard_policy(), damaged_job("damaged"))
-    tail = JournalTail(namespace, "damaged")
+    tail, operator = JournalTail(namespace, "damaged"), leader(namespace.cluster)
     wanted = list(HELD_PHASES)
     for number in range(1, INCIDENTS - 1):
-        _wait_for_incident(tail, number)
-        if wanted and _killed_in(tail, wanted[0]):
+        if wanted and _killed_in(tail, operator, number, wanted[0]):
             wanted.pop(0)
     assert not wanted, f"not met: {wanted}"
-    _wait_for_incident(tail, INCIDENTS - 1)
-    assert _killed_in(tail, RunPhase.PROBATION)
+    assert _killed_in(tail, operator, INCIDENTS - 1, RunPhase.PROBATION)
     _wait_for_incident(tail, INCIDENTS)
-    _kill(tail, leader(namespace.cluster))
+    _kill(tail, operator)
     namespace.wait_phase("damaged", "Completed")
 
     trail, expected = namespace.trail("damaged"), undisturbed.trail("damaged")
@@ -54,10 +52,11 @@ def _wait_for_incident(tail: JournalTail, number: int) -> None:
     tail.wait(f"incident {number}", lambda seen: seen.count("IncidentOpened") >= number)
 
 
-def _killed_in(tail: JournalTail, phase: RunPhase) -> bool:
-    """Let the leader work in slow motion until the incident is in `phase`, and kill it there; False when it passed."""
-    operator, incident = leader(tail.namespace.cluster), tail.state.incident
-    operator.step_until(lambda: _reached(tail, phase) or _passed(tail, incident.name if incident else "", phase))
+def _killed_in(tail: JournalTail, operator: PodProcess, number: int, phase: RunPhase) -> bool:
+    """Let the operator work in slow motion until an incident is in `phase`, and kill it there; False if it passed."""
+    pid = operator.only_pid
+    _wait_for_incident(tail, number)
+    step_until(pid, lambda: _reached(tail, phase) or _passed(tail, number, phase))
     # What was on its way to the store when the process was stopped arrives now.
     time.sleep(0.05)
     tail.poll()
@@ -81,10 +80,8 @@ def _reached(tail: JournalTail, phase: RunPhase) -> bool:
 _ORDER: tuple[RunPhase, ...] = (*HELD_PHASES, RunPhase.PROBATION, RunPhase.WATCHING)
 
 
-def _passed(tail: JournalTail, incident: str, phase: RunPhase) -> bool:
-    state = tail.state
-    gone = state.incident is None or state.incident.name != incident
-    return gone or _ORDER.index(state.phase) > _ORDER.index(phase)
+def _passed(tail: JournalTail, number: int, phase: RunPhase) -> bool:
+    return tail.count("IncidentClosed") >= number or _ORDER.index(tail.state.phase) > _ORDER.index(phase)
 
 
 def _kill(tail: JournalTail, operator: PodProcess) -> None:
