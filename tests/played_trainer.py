@@ -34,6 +34,8 @@ class Scenario:
     """Steps of checkpoints on which the control windows are bad."""
     unrestorable: frozenset[int] = frozenset()
     """Steps of checkpoints that fail to restore."""
+    store_away: frozenset[int] = frozenset()
+    """Attempts whose restore ends because the checkpoint store does not answer."""
     mismatch: int | None = None
     """The step of attempt 1 at which the replicas begin to differ."""
     nonfinite: frozenset[tuple[int, int]] = frozenset()
@@ -211,7 +213,10 @@ class PlayedWorld:
         saved = self.run.saved[target.key]
         ledger = SkipLedger(directive.skip)
         if target.step in self.run.scenario.unrestorable:
-            self.failure = (target, "object rank-0 has another SHA-256")
+            self.failure = (target, Reason.RESTORE_FAILED, "object rank-0 has another SHA-256")
+            return
+        if directive.attempt in self.run.scenario.store_away:
+            self.failure = (target, Reason.STORE_UNAVAILABLE, "no answer")
             return
         assert ledger.agrees_up_to(saved.ledger, target.step), "a restore under a ledger that trained otherwise"
         self.ready, self.restored, self.step, self.ledger = True, target, target.step, ledger
@@ -219,8 +224,8 @@ class PlayedWorld:
 
     def hold(self, directive: Directive) -> None:
         if self.failure is not None and not self.ready:
-            target, why = self.failure
-            self.say(AckState.FAILED, checkpoint=target, reason=Reason.RESTORE_FAILED, detail=why)
+            target, reason, why = self.failure
+            self.say(AckState.FAILED, checkpoint=target, reason=reason, detail=why)
             return
         if self.ready and self.restored is not None and self.restored.step == self.step:
             self.say(AckState.RESTORED, checkpoint=self.restored)

@@ -160,6 +160,7 @@ class Reason(StrEnum):
     RANGE_ALREADY_TRAINED = "RangeAlreadyTrained"
     RESTORE_REQUIRED = "RestoreRequired"
     RESTORE_FAILED = "RestoreFailed"
+    STORE_UNAVAILABLE = "StoreUnavailable"
     PROBE_FAILED = "ProbeFailed"
     NON_FINITE = "NonFinite"
     CRASHED = "Crashed"

@@ -282,6 +282,9 @@ def _restoring(state: RunState, observation: Observation) -> Command | None:
             reason={"message": restored.detail},
         )
     if failed is not None and failed.attempt == incident.restoring_attempt:
+        if failed.reason == Reason.STORE_UNAVAILABLE:
+            again = drafts.restore_directive(state, observation, incident)
+            return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": worlds.store_away(failed)})
         return bookkeeping.quarantine(state, incident.target, f"{failed.reason}: {failed.detail}")
     return None
 

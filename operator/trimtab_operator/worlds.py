@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trimtab_contract.directives import Action, Directive, Reason, TerminationMessage
+from trimtab_contract.directives import Ack, Action, Directive, Reason, TerminationMessage
 from trimtab_contract.journal import Phase
 
 from trimtab_operator import bookkeeping, drafts
@@ -210,8 +210,16 @@ def release_restored(state: RunState, observation: Observation) -> Command | Non
             state, JournalAction.DIRECTIVE, run, reason={"message": f"go on behind step {directive.restore.step}"}
         )
     if failed is not None and failed.attempt == state.attempt:
+        if failed.reason == Reason.STORE_UNAVAILABLE:
+            again = drafts.instruct(state, observation, Action.HOLD, attempt=state.attempt + 1)
+            return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": store_away(failed)})
         return _retry_restart(state, observation, f"{failed.reason}: {failed.detail}")
     return None
+
+
+def store_away(failed: Ack) -> str:
+    """Why the same checkpoint is tried again: a store that does not answer says nothing about what it holds."""
+    return f"the checkpoint store does not answer, so the same checkpoint is tried again: {failed.detail}"
 
 
 def _retry_restart(state: RunState, observation: Observation, why: str) -> Command:

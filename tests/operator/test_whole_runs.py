@@ -150,6 +150,17 @@ def test_a_target_that_cannot_be_restored_is_quarantined_and_the_next_older_one_
     assert set(surviving_windows(run)) & SKIPPED == set()
 
 
+def test_a_store_that_is_away_during_the_restore_costs_no_checkpoint_its_trust() -> None:
+    run = play(replace(DAMAGED, store_away=frozenset({2, 3})))
+    check(run)
+    (incident,) = run.state.closed
+    assert run.state.phase is RunPhase.COMPLETED
+    assert [(plan.target.step, plan.failed) for plan in incident.plans] == [(20, "")]
+    known = run.state.checkpoint(incident.plans[0].target.key)
+    assert known is not None
+    assert known.state is not CheckpointState.QUARANTINED
+
+
 def test_a_state_on_which_the_control_is_bad_is_quarantined_and_an_older_one_is_taken() -> None:
     run = play(replace(DAMAGED, control_bad=frozenset({20, 15})))
     check(run)

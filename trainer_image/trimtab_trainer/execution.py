@@ -155,7 +155,8 @@ class DirectiveExecutor:
         try:
             restore(self._runtime, target, SkipLedger.of(directive.skip))
         except RestoreFailed as error:
-            reason = Reason.PROBE_FAILED if error.reason == Reason.PROBE_FAILED else Reason.RESTORE_FAILED
+            told = {Reason.PROBE_FAILED.value, Reason.STORE_UNAVAILABLE.value}
+            reason = Reason(str(error.reason)) if str(error.reason) in told else Reason.RESTORE_FAILED
             self._failure = Statement(AckState.FAILED, detail=str(error), reason=reason, checkpoint=target)
 
     def _run(self) -> None:
