@@ -120,14 +120,14 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
         assert 18 in run.records()
         assert flipped.replicas is not None
         assert flipped.replicas.differing == (f"rank 1: {QUERY}",)
+        assert flipped.nonfinite == ()
 
         # The probe measures without changing anything; its object is what the ack says it is.
         diagnose = Diagnose(windows=(17, 19), control=(1, 2))
         incident = {"epoch": 2, "incident": "i-1", "on_nonfinite": OnNonFinite.HOLD}
-        suspect = run.ack(
-            AckState.DIAGNOSED, run.direct(Action.HOLD, skip=skip, diagnose=diagnose, **incident)
-        ).evidence
-        assert decode_probe(object_of(run, suspect)).state is None
+        suspect = run.ack(AckState.DIAGNOSED, run.direct(Action.HOLD, skip=skip, diagnose=diagnose, **incident))
+        assert suspect.checkpoint is None
+        assert decode_probe(object_of(run, suspect.evidence)).state is None
 
         # A target that is not what the journal says is refused, and that attempt never runs.
         target = run.saved(15) if any(m.step == 15 for m in run.manifests()) else run.saved(10)
@@ -142,7 +142,9 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
         restored = run.direct(Action.HOLD, attempt=3, restore=target, skip=skip, **incident)
         assert run.ack(AckState.RESTORED, restored).step == target.step
         probed = run.direct(Action.HOLD, attempt=3, restore=target, skip=skip, diagnose=diagnose, **incident)
-        evidence = decode_probe(object_of(run, run.ack(AckState.DIAGNOSED, probed).evidence))
+        measured = run.ack(AckState.DIAGNOSED, probed)
+        assert measured.checkpoint == target
+        evidence = decode_probe(object_of(run, measured.evidence))
         assert evidence.state == target
         assert [window for window, _ in evidence.windows] == [17, 18, 19]
         assert all(loss is not None and 1 < loss < 7 for _, loss in (*evidence.windows, *evidence.control))
