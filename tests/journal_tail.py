@@ -50,7 +50,7 @@ class JournalTail:
         """How many records of an action there are, results left out."""
         return sum(record.action == action and record.phase != "Result" for record in self.records)
 
-    def wait(self, what: str, holds: Callable[["JournalTail"], bool], seconds: float = 120) -> None:
+    def wait(self, what: str, holds: Callable[["JournalTail"], bool], seconds: float = 180) -> None:
         """Follow the journal until `holds`."""
         end = time.monotonic() + seconds
         while True:
