@@ -34,6 +34,7 @@ from trimtab_contract.keys import (
     journal_prefix,
     journal_seq,
     records_prefix,
+    run_prefix,
 )
 from trimtab_contract.metrics import MetricRecord, decode_archive
 from trimtab_operator.run_state import RunState, fold_all
@@ -245,7 +246,10 @@ class Namespace:
 
     def trail(self, job: str) -> Trail:
         """The run's journal, verified."""
-        run = self.run(job)
+        return self.trail_of(self.run(job))
+
+    def trail_of(self, run: RunId) -> Trail:
+        """The same, also of a run whose TrainingJob is gone."""
         bodies = [(journal_seq(key), self._audit(key)) for key in self._keys("trimtab-audit", journal_prefix(run))]
         report = verify_chain(bodies)
         assert report.intact, report.problems
@@ -282,6 +286,10 @@ class Namespace:
         """The directive that Redis holds."""
         stored = self.redis.get(directive_key(self.run(job)))
         return json.loads(stored) if stored else None
+
+    def stored(self, run: RunId) -> set[str]:
+        """The keys of everything that the run's trainer keeps in S3."""
+        return set(self._keys("training", run_prefix(CHECKPOINT_ROOT, run)))
 
     def pods(self, job: str) -> list[Json]:
         """The job's pods, all worlds."""
