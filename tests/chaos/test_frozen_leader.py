@@ -9,6 +9,7 @@ from journal_tail import JournalTail
 from node_processes import PodProcess, leader, step_until
 from sandbox_fixture import Cluster
 from training_jobs import Namespace, Trail, guard_policy, install_chart
+from trimtab_contract.directives import Action
 from trimtab_operator.run_state import RunPhase
 from trimtab_sandbox.commands import wait_until
 from undisturbed_runs import commands, damaged_job, decisions
@@ -48,12 +49,19 @@ def test_a_frozen_leader_that_wakes_changes_nothing(namespace: Namespace, undist
 
 
 def _freeze_with_an_intent(tail: JournalTail, incident: int) -> PodProcess:
-    """Stop the leader between an intent of the incident and its result: the most it can have left to do."""
+    """Stop the leader between an intent of the incident and its result: the most it can have left to do.
+
+    The Hold is in Redis then: without it the run would train on, and through the next damaged stretch.
+    """
     frozen = leader(tail.namespace.cluster)
     pid = frozen.only_pid
     tail.wait(f"incident {incident}", lambda seen: seen.count("IncidentOpened") == incident)
-    step_until(pid, lambda: tail.poll().pending is not None or tail.state.phase is RunPhase.PROBATION)
+    step_until(pid, lambda: tail.poll().phase is RunPhase.PROBATION or (tail.state.pending is not None and _held(tail)))
     return frozen
+
+
+def _held(tail: JournalTail) -> bool:
+    return tail.directive is not None and tail.directive.action is Action.HOLD
 
 
 def _wait_for_successor(tail: JournalTail, frozen: PodProcess) -> None:
