@@ -91,7 +91,7 @@ def test_all_wrong_fields_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadConfig) as caught:
         ByteWindows(tmp_path / "absent", sequence=0, global_batch=3, world_size=2)
     fields = [problem.split(":")[0] for problem in caught.value.problems]
-    assert fields == ["model.sequence", "global_batch", "data.path"]
+    assert fields == ["model.sequence", "globalBatch", "data.path"]
     assert "No such file" in caught.value.problems[2]
 
 
