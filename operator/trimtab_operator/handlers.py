@@ -17,8 +17,11 @@ def register(registry: kopf.OperatorRegistry, supervisor: Supervisor) -> None:
         supervisor.see(body)
 
     @kopf.on.event(GROUP, VERSION, "guardpolicies", registry=registry)
-    async def guard_policy(namespace: str | None, **_: Any) -> None:
-        supervisor.wake(namespace or "")
+    async def guard_policy(body: kopf.Body, event: kopf.RawEvent, **_: Any) -> None:
+        if event["type"] == "DELETED":
+            supervisor.wake(body["metadata"]["namespace"])
+        else:
+            supervisor.see_policy(body)
 
     @kopf.on.event("batch", "v1", "jobs", labels={JOB_LABEL: kopf.PRESENT}, registry=registry)
     async def job(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:

@@ -47,7 +47,7 @@ def job_status(
         "message": printable(_message(state, pods, blockers), 1000) or None,
         "journal": {"seq": state.seq, "hash": state.head},
         "conditions": [
-            _condition(row, job.generation, now, before)
+            condition(row, job.generation, now, before)
             for row in (
                 *_conditions(job, state, pods, blockers),
                 *_guard_conditions(state, blockers, outdated, missing_metrics, before),
@@ -240,7 +240,8 @@ def _why_not_running(state: RunState, pods: Pods) -> Reason:
     return Reason.FINISHED if state.ended else Reason.WORLD_LOST
 
 
-def _condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:
+def condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:
+    """A `metav1.Condition`; it keeps its transition time while its status stays the same."""
     kind, holds, reason, message = row
     value = "True" if holds else "False"
     known = next((one for one in before if one.get("type") == kind.value), None)

@@ -11,6 +11,7 @@ from trimtab_contract.journal import parse_record
 from trimtab_contract.keys import RunId, redis_user, redis_user_namespace
 
 from trimtab_operator.errors import Fenced, OperatorError, TemporaryError
+from trimtab_operator.policy_reporter import report_policy
 from trimtab_operator.reconciler import Ports, RunReconciler
 from trimtab_operator.run_state import JournalAction
 
@@ -28,6 +29,7 @@ class Supervisor:
         self._ports = ports
         self._runs: dict[RunId, RunReconciler] = {}
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
+        self._reports: set[asyncio.Task[None]] = set()
 
     @property
     def runs(self) -> Mapping[RunId, RunReconciler]:
@@ -49,6 +51,21 @@ class Supervisor:
         self._runs[run] = reconciler
         self._tasks[run] = asyncio.create_task(self._keep(reconciler), name=str(run))
 
+    def see_policy(self, body: Mapping[str, Any]) -> None:
+        """A GuardPolicy exists or changed: tell its owner what we think of it, and wake the runs it may judge."""
+        self.wake(str(body["metadata"]["namespace"]))
+        task = asyncio.create_task(self._report_policy(body))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    async def _report_policy(self, body: Mapping[str, Any]) -> None:
+        if not self._ports.lease.valid():
+            return
+        try:
+            await report_policy(self._ports.cluster, body)
+        except OperatorError as error:
+            log.warning("policy status not written", policy=body["metadata"]["name"], error=str(error))
+
     def wake(self, namespace: str, name: str | None = None) -> None:
         """Something near the runs of a namespace, or of one job, changed."""
         for run, reconciler in self._runs.items():
@@ -61,6 +78,8 @@ class Supervisor:
             try:
                 for body in await self._ports.cluster.training_jobs():
                     self.see(body)
+                for body in await self._ports.cluster.guard_policies():
+                    await self._report_policy(body)
                 await self._sweep_users()
             except TemporaryError as error:
                 log.warning("resync failed", error=str(error))
@@ -91,7 +110,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End every reconciler."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._reports]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,6 +16,9 @@ class Woken:
     def see(self, body: Any) -> None:
         self.calls.append(("see", body))
 
+    def see_policy(self, body: Any) -> None:
+        self.calls.append(("see_policy", body))
+
     def wake(self, *where: object) -> None:
         self.calls.append(("wake", *where))
 
@@ -54,6 +57,8 @@ async def test_an_event_is_only_a_hint_of_what_to_look_at() -> None:
     functions = {handler.fn.__name__: cast("Any", handler.fn) for handler in handlers_of_events}
     body = {"metadata": {"name": "job"}}
     await functions["training_job"](body=body)
-    await functions["guard_policy"](namespace="team")
+    policy = {"metadata": {"name": "guard", "namespace": "team"}}
+    await functions["guard_policy"](body=policy, event={"type": "MODIFIED"})
+    await functions["guard_policy"](body=policy, event={"type": "DELETED"})
     await functions["job"](namespace="team", labels={"trimtab.dev/job": "demo"})
-    assert woken.calls == [("see", body), ("wake", "team"), ("wake", "team", "demo")]
+    assert woken.calls == [("see", body), ("see_policy", policy), ("wake", "team"), ("wake", "team", "demo")]

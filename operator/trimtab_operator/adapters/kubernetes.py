@@ -57,9 +57,7 @@ class KubernetesCluster:
 
     async def training_jobs(self) -> tuple[KubernetesObject, ...]:
         """See `Cluster.training_jobs`."""
-        resource = _RESOURCES[Kind.TRAINING_JOB]
-        lists = [await self._server.list(resource, namespace) for namespace in self._namespaces or ("",)]
-        return tuple(job for jobs in lists for job in jobs)
+        return await self._watched(Kind.TRAINING_JOB)
 
     async def guard_policy(self, namespace: str, name: str) -> KubernetesObject:
         """See `Cluster.guard_policy`."""
@@ -67,7 +65,12 @@ class KubernetesCluster:
 
     async def guard_policies(self) -> tuple[KubernetesObject, ...]:
         """See `Cluster.guard_policies`."""
-        return await self._server.list(_RESOURCES[Kind.GUARD_POLICY])
+        return await self._watched(Kind.GUARD_POLICY)
+
+    async def _watched(self, kind: Kind) -> tuple[KubernetesObject, ...]:
+        """Every object of a kind in the namespaces this operator watches."""
+        lists = [await self._server.list(_RESOURCES[kind], namespace) for namespace in self._namespaces or ("",)]
+        return tuple(found for objects in lists for found in objects)
 
     async def guard_incident(self, namespace: str, name: str) -> KubernetesObject:
         """See `Cluster.guard_incident`."""
