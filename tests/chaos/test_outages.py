@@ -90,7 +90,7 @@ def test_every_outage_ends_with_nothing_lost_or_doubled(namespace: Namespace, sa
 
     tail, spans = JournalTail(namespace, "struck"), list[tuple[float, float]]()
     for number, outage in enumerate(OUTAGES, start=1):
-        tail.wait(f"incident {number}", lambda seen, wanted=number: seen.count("IncidentOpened") >= wanted)
+        tail.wait(f"firing {number}", lambda seen, wanted=number: _firings(seen) >= wanted)
         assert tail.count("IncidentClosed") < number, f"{outage.name}: the incident was over too soon"
         begun = time.time()
         outage.happen(sandbox.home, namespace)
@@ -99,7 +99,9 @@ def test_every_outage_ends_with_nothing_lost_or_doubled(namespace: Namespace, sa
     namespace.wait_phase("calm", "Completed", seconds=240)
 
     trail = namespace.trail("struck")
-    assert [one.outcome for one in trail.of("IncidentClosed")] == ["Recovered"] * len(OUTAGES)
+    assert len(trail.of("IncidentOpened", "Relapsed")) == len(trail.of("TargetSelected")) == len(OUTAGES)
+    assert {one.outcome for one in trail.of("IncidentClosed")} == {"Recovered"}
+    assert trail.state.incident is None
     assert trail.state.restarts == 0
     skipped = {window for first, last in _skip(trail.state.directive) for window in range(first, last + 1)}
     assert all(set(range(first, last + 1)) <= skipped for first, last in stretches)
@@ -113,6 +115,11 @@ def test_every_outage_ends_with_nothing_lost_or_doubled(namespace: Namespace, sa
         trained = sum(begun < moment < ended for moment in times)
         assert not outage.lasts or trained > SECONDS / 2, f"{outage.name}: {trained} steps meanwhile"
         assert times[0] < begun < times[-1], f"{outage.name}: the calm job did not train then"
+
+
+def _firings(seen: JournalTail) -> int:
+    """While S3 is away no Hold can be announced, so the job may reach its next damage within the same incident."""
+    return seen.count("IncidentOpened") + seen.count("Relapsed")
 
 
 def _skip(directive: object) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,8 @@ from training_jobs import CHECKPOINT_ROOT, DATA, S3_IN_CLUSTER, Namespace, guard
 
 pytestmark = pytest.mark.node
 
-STEPS = 12
+STEPS = 30
+"""More than the default warm-up takes."""
 CLOSED_PORT = "http://10.244.0.1:8399"
 
 

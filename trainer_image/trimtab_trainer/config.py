@@ -176,7 +176,8 @@ class TrainerConfig:
         try:
             _ = self.rates
         except InvalidFields as error:
-            return tuple(f"schedule.{problem}" for problem in error.problems if not problem.startswith("total_steps"))
+            problems = (problem for problem in error.problems if not problem.startswith("total_steps"))
+            return tuple(f"schedule.{problem.replace('total_steps', 'steps')}" for problem in problems)
         return ()
 
     @property
