@@ -36,7 +36,14 @@ def replaced_sandbox(sandbox: SandboxInfo) -> Iterator[SandboxInfo]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the tests that empty the cluster behind all others, whose objects they would take away."""
+    """Move the tests that empty the cluster behind all others, whose objects they would take away.
+
+    A test on the node that fails is tried once more, and the summary says so: a machine of two cores that others use
+    too can stall for longer than a world waits for its peers.
+    """
+    for item in items:
+        if item.get_closest_marker("node") is not None:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: "replaced_sandbox" in getattr(item, "fixturenames", ()))
 
 
