@@ -14,8 +14,8 @@ from sandbox_fixture import Cluster
 SYSTEM = "trimtab-system"
 LEASE = "trimtab-operator"
 OPERATOR, TRAINER, TORCHRUN = "trimtab_operator", "trimtab_trainer", "torchrun"
-SLICE_NANOSECONDS, IDLE_SECONDS = 3_000_000, 0.05
-"""In slow motion: less work than the operator needs from one journal record to the next, however busy the machine."""
+SLICE_NANOSECONDS, IDLE_SECONDS = 1_500_000, 0.008
+"""In slow motion: less work, and less waiting for a store, than lies between two of the operator's journal records."""
 
 Json = dict[str, Any]
 
