@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any, cast
 from urllib.parse import quote
 
 import kopf
@@ -149,7 +150,14 @@ async def _lead(
         asyncio.create_task(supervisor.resync(), name="resync"),
         asyncio.create_task(_end_orphans(supervisor), name="orphans"),
         asyncio.create_task(
-            kopf.operator(registry=registry, standalone=True, clusterwide=not namespaces, namespaces=namespaces),
+            kopf.operator(
+                registry=registry,
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                # Left to itself kopf asks who the user is, and an arbitrary uid has no name in a container.
+                identity=cast("Any", settings.pod_name),
+            ),
             name="kopf",
         ),
     ]
