@@ -111,7 +111,8 @@ class ObjectStoreServer(ServerProcess):
             "filer.localSocket": str(self._folder / "filer.sock"),
             "master.telemetry": "false",
             "master.volumeSizeLimitMB": "64",
-            "volume.max": "400",
+            # Every bucket grows seven volumes at once, and every test has buckets of its own.
+            "volume.max": "4000",
             **{option: str(port) for option, port in self._ports.items()},
         }
         return [_weed(), "server", *(f"-{name}={value}" for name, value in options.items())]
