@@ -10,7 +10,7 @@ import pytest
 from control_plane_fixture import ControlPlane
 from operator_objects import guard_incident, guard_policy, training_job
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
-from trimtab_operator.adapters.ports import EventType, Kind, Propagation
+from trimtab_operator.adapters.ports import EventType, Kind
 from trimtab_operator.errors import ClusterUnavailable, Conflict, InvalidResource, NotFound, PermanentError
 
 
@@ -162,18 +162,12 @@ async def test_an_unknown_field_is_refused_by_name(cluster: KubernetesCluster, n
         await cluster.create(body)
 
 
-async def test_a_job_is_found_listed_and_deleted_only_by_its_uid(cluster: KubernetesCluster, namespace: str) -> None:
+async def test_a_job_is_found_by_its_name(cluster: KubernetesCluster, namespace: str) -> None:
+    assert await cluster.get_job(namespace, "world-1") is None
     made = await cluster.create(batch_job(namespace))
     found = await cluster.get_job(namespace, "world-1")
     assert found is not None
     assert found["metadata"]["uid"] == made.uid
-    assert [job["metadata"]["name"] for job in await cluster.jobs(namespace, "world=1")] == ["world-1"]
-    assert await cluster.jobs(namespace, "world=2") == ()
-    with pytest.raises(Conflict):
-        await cluster.delete_job(namespace, "world-1", "another-uid", Propagation.BACKGROUND)
-    await cluster.delete_job(namespace, "world-1", made.uid, Propagation.BACKGROUND)
-    await cluster.delete_job(namespace, "world-1", made.uid, Propagation.BACKGROUND)
-    assert await cluster.get_job(namespace, "world-1") is None
 
 
 async def test_pods_show_what_the_operator_decides_from(
@@ -269,13 +263,15 @@ async def test_events_at_the_same_moment_are_all_counted(
 
 
 async def test_a_list_longer_than_a_page_is_whole(
-    cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    api: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trimtab_operator.adapters.api_server.PAGE", 2)
-    await asyncio.gather(*(cluster.create(batch_job(namespace, f"world-{number}")) for number in range(5)))
-    jobs = await cluster.jobs(namespace, "world=1")
-    assert sorted(job["metadata"]["name"] for job in jobs) == [f"world-{number}" for number in range(5)]
-    assert {(job["apiVersion"], job["kind"]) for job in jobs} == {("batch/v1", "Job")}
+    api.apply(*(guard_policy(f"policy-{number}", namespace) for number in range(5)))
+    cluster = await KubernetesCluster.connect(api.kubeconfig, namespaces=(namespace,))
+    policies = await cluster.guard_policies()
+    await cluster.close()
+    assert sorted(one["metadata"]["name"] for one in policies) == [f"policy-{number}" for number in range(5)]
+    assert {(one["apiVersion"], one["kind"]) for one in policies} == {("trimtab.dev/v1alpha1", "GuardPolicy")}
 
 
 async def test_a_server_that_is_away_or_refuses_is_unavailable(api: ControlPlane, tmp_path: Any) -> None:

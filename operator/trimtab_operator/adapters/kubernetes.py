@@ -9,7 +9,7 @@ from typing import Any
 
 from trimtab_operator.adapters.api_server import FIELD_MANAGER, AlreadyExists, ApiServer, Resource
 from trimtab_operator.adapters.pods import pod_view
-from trimtab_operator.adapters.ports import Created, EventType, Kind, KubernetesObject, PodView, Propagation
+from trimtab_operator.adapters.ports import Created, EventType, Kind, KubernetesObject, PodView
 from trimtab_operator.errors import Conflict, InvalidResource, NotFound
 
 MAX_EVENT_CHARACTERS = 1000
@@ -115,15 +115,6 @@ class KubernetesCluster:
             return await self._server.get(_RESOURCES[Kind.JOB], namespace, name)
         except NotFound:
             return None
-
-    async def jobs(self, namespace: str, selector: str) -> tuple[KubernetesObject, ...]:
-        """See `Cluster.jobs`."""
-        return await self._server.list(_RESOURCES[Kind.JOB], namespace, selector)
-
-    async def delete_job(self, namespace: str, name: str, uid: str, propagation: Propagation) -> None:
-        """See `Cluster.delete_job`."""
-        path = _RESOURCES[Kind.JOB].item(namespace, name)
-        await self._server.delete(path, uid, propagationPolicy=propagation.value)
 
     async def pods(self, namespace: str, selector: str) -> tuple[PodView, ...]:
         """See `Cluster.pods`."""

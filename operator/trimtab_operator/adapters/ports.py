@@ -210,13 +210,6 @@ class Created:
     fresh: bool
 
 
-class Propagation(StrEnum):
-    """How the dependents of a deleted object go."""
-
-    FOREGROUND = "Foreground"
-    BACKGROUND = "Background"
-
-
 @dataclass(frozen=True, slots=True)
 class PodView:
     """What the operator wants to know of a pod; texts are empty where the API server has none.
@@ -299,14 +292,6 @@ class Cluster(Protocol):
 
     async def get_job(self, namespace: str, name: str) -> KubernetesObject | None:
         """One batch/v1 Job, None when it does not exist."""
-        ...
-
-    async def jobs(self, namespace: str, selector: str) -> tuple[KubernetesObject, ...]:
-        """The Jobs that a label selector names."""
-        ...
-
-    async def delete_job(self, namespace: str, name: str, uid: str, propagation: Propagation) -> None:
-        """Delete the Job that has this uid; one that is gone is fine, another of the same name is Conflict."""
         ...
 
     async def pods(self, namespace: str, selector: str) -> tuple[PodView, ...]:
