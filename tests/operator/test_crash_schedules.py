@@ -14,7 +14,8 @@ import msgspec
 import pytest
 from played_trainer import Scenario
 from run_checks import check, decisions, story, surviving_windows
-from scripted_world import Killed, ScriptedOperator, ScriptedRun, play
+from scripted_operator import ScriptedOperator, play
+from scripted_world import Killed, ScriptedRun
 from trimtab_contract.directives import Directive, Reason
 from trimtab_operator.commands import Append
 from trimtab_operator.errors import Conflict, StoreUnavailable

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from played_trainer import Scenario
-from scripted_world import ScriptedRun, play
+from scripted_operator import play
+from scripted_world import ScriptedRun
 from trimtab_contract.directives import Reason as Ending
 from trimtab_contract.journal import Actor, JournalRecord, Phase
 from trimtab_operator.adapters.ports import EventType
