@@ -5,6 +5,9 @@ from enum import StrEnum
 import msgspec
 from trimtab_contract.directives import CheckpointReference, LearningRateOverride
 
+MAX_PLANS = 8
+"""How many plans one incident may have; the schema of a GuardIncident holds no more."""
+
 
 class Finding(StrEnum):
     """What the evidence is consistent with; never a claimed cause."""

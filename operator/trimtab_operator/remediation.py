@@ -19,7 +19,7 @@ from trimtab_contract.directives import (
 from trimtab_operator import bookkeeping, drafts, worlds
 from trimtab_operator.commands import Append, Command, Perform
 from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
-from trimtab_operator.incidents import Finding, Incident, Latch, Plan, SkipRange
+from trimtab_operator.incidents import MAX_PLANS, Finding, Incident, Latch, Plan, SkipRange
 from trimtab_operator.observation import Observation
 from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
 from trimtab_operator.selection import select_rollback
@@ -233,6 +233,9 @@ def _selecting(state: RunState, observation: Observation) -> Command | None:
     spent = bookkeeping.rollbacks_in_window(state, observation)
     if not retarget and spent >= observation.limits.max_rollbacks:
         why = f"{spent} rollbacks within the budget's window are spent (budget.maxRollbacks)"
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
+    if len(incident.plans) >= MAX_PLANS:
+        why = f"none of this incident's {MAX_PLANS} plans helped, and an incident holds no more"
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
     selection = select_rollback(state)
     if selection.target is None:

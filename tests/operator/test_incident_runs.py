@@ -112,6 +112,18 @@ def test_when_no_checkpoint_can_be_restored_a_human_is_asked() -> None:
     assert run.living == [1]
 
 
+def test_a_human_is_asked_before_an_incident_has_more_plans_than_its_object_can_show() -> None:
+    run = play(replace(DAMAGED, checkpoint_every=2, unrestorable=frozenset(range(1, 100))))
+    check(run)
+    incident = run.state.incident
+    assert incident is not None
+    assert run.state.phase is RunPhase.NEEDS_HUMAN
+    assert [plan.target.step for plan in incident.plans] == [20, 18, 16, 14, 12, 10, 8, 6]
+    assert all(plan.failed for plan in incident.plans)
+    assert run.state.question == "none of this incident's 8 plans helped, and an incident holds no more"
+    assert run.living == [1]
+
+
 def test_an_extent_without_an_end_asks_a_human_and_trains_on_nothing() -> None:
     run = play(Scenario(damaged=frozenset(range(24, 200))))
     check(run)

@@ -2,7 +2,6 @@
 
 from trimtab_operator.resources.definitions import API_VERSION, GROUP, VERSION, custom_resource_definitions, to_yaml
 from trimtab_operator.resources.guard_incident import (
-    MAX_PLANS,
     GuardIncidentSpec,
     GuardIncidentStatus,
     IncidentPlan,
@@ -18,7 +17,6 @@ __all__ = [
     "API_VERSION",
     "GROUP",
     "MAX_NAME",
-    "MAX_PLANS",
     "VERSION",
     "GuardIncidentSpec",
     "GuardIncidentStatus",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from trimtab_operator.incidents import Finding
+from trimtab_operator.incidents import MAX_PLANS, Finding
 from trimtab_operator.resources.training_job import AcceptedPolicyStatus
 from trimtab_operator.resources.values import (
     Conditions,
@@ -23,8 +23,6 @@ from trimtab_operator.resources.values import (
     validation,
 )
 from trimtab_operator.run_state import RunPhase
-
-MAX_PLANS = 8
 
 
 def incident_name(job: str, attempt: int, first_bad_step: int) -> str:
