@@ -375,6 +375,11 @@ def _resume(state: RunState, observation: Observation, incident: Incident, targe
     return drafts.intend(state, JournalAction.DIRECTIVE, directive, _P.PROBATION, {"message": message})
 
 
+def _needs_human(state: RunState, observation: Observation) -> Command | None:
+    """A world that was started to hold for a human is brought to where it shall hold."""
+    return worlds.confirm_restore(state, observation) if worlds.stuck_again(state) else None
+
+
 # Shared by several phases --------------------------------------------------------------------------------------------
 
 
@@ -437,7 +442,7 @@ _PHASES: Mapping[RunPhase, Callable[[RunState, Observation], Command | None]] = 
     _P.RESTORING: _restoring,
     _P.DIAGNOSING_RESTORED: _diagnosing_restored,
     _P.PROBATION: _probation,
-    _P.NEEDS_HUMAN: _nothing,
+    _P.NEEDS_HUMAN: _needs_human,
     _P.COMPLETED: _nothing,
     _P.STOPPED: _nothing,
     _P.FAILED: bookkeeping.reopen,

@@ -9,7 +9,7 @@ from trimtab_operator import bookkeeping, drafts
 from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation, PodsState
-from trimtab_operator.run_state import JournalAction, RunPhase, RunState, World
+from trimtab_operator.run_state import Checkpoint, JournalAction, RunPhase, RunState, World
 from trimtab_operator.selection import select_restart
 
 _P = RunPhase
@@ -41,7 +41,18 @@ def next_command(state: RunState, observation: Observation) -> Command | None:
         return _restart(state, observation)
     if state.phase in {_P.RESTORING, _P.DIAGNOSING_RESTORED} and state.incident is not None:
         return _restore_in_new_world(state, observation, state.incident)
+    if state.phase is _P.NEEDS_HUMAN and stuck_again(state) and _ended_stuck(world):
+        return _hold_for_human(state, observation)
     return None
+
+
+def stuck_again(state: RunState) -> bool:
+    """Whether two worlds ended at the same step with every update withheld: a third one would do the same."""
+    return bool(state.stuck_steps) and state.stuck_steps.count(state.stuck_steps[-1]) > 1
+
+
+def _ended_stuck(world: World | None) -> bool:
+    return world is not None and world.lost_reason == Reason.STUCK_NON_FINITE
 
 
 def _end_of_world(state: RunState, observation: Observation, world: World) -> Command | None:
@@ -82,6 +93,8 @@ def _lost(state: RunState, observation: Observation, world: World) -> Command:
     pods = observation.pods
     messages = _messages(observation, world)
     stuck = next((item for item in messages if item.reason is Reason.STUCK_NON_FINITE), None)
+    if state.phase is _P.NEEDS_HUMAN:
+        stuck = None  # a world that holds for a human trains nothing it could be stuck in
     # A pod that was deleted may be gone with its message; the ack stays.
     said = observation.acks.terminated
     terminated = any(item.reason is Reason.TERMINATED for item in messages) or (
@@ -116,24 +129,40 @@ def _messages(observation: Observation, world: World) -> list[TerminationMessage
 
 def _restart(state: RunState, observation: Observation) -> Command:
     """After a fault: a new world from the newest checkpoint of the surviving history, or the first one."""
-    if state.stuck_steps and state.stuck_steps.count(state.stuck_steps[-1]) > 1:
+    if stuck_again(state):
         why = f"every update was withheld as non-finite, twice at step {state.stuck_steps[-1]}"
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
     if _restarts_spent(state, observation):
         return _restarts_failed(state, observation)
     checkpoint = select_restart(state)
+    directive = _next_world(state, observation, Action.HOLD if checkpoint else Action.RUN, checkpoint)
+    message = f"world {directive.world} starts from {_place(checkpoint)}"
+    return _start(state, observation, directive, {"message": message})
+
+
+def _hold_for_human(state: RunState, observation: Observation) -> Command:
+    """The last world was stuck where the one before it was: the next one holds, for a human to look and decide."""
+    checkpoint = select_restart(state)
+    directive = _next_world(state, observation, Action.HOLD, checkpoint)
+    message = f"world {directive.world} holds at {_place(checkpoint)} until a human decides"
+    return _start(state, observation, directive, {"message": message})
+
+
+def _next_world(state: RunState, observation: Observation, action: Action, checkpoint: Checkpoint | None) -> Directive:
     number = state.attempt + 1
-    directive = drafts.instruct(
+    return drafts.instruct(
         state,
         observation,
-        Action.HOLD if checkpoint else Action.RUN,
+        action,
         world=number,
         attempt=number,
         restore=checkpoint.reference if checkpoint else None,
         incident=state.incident.name if state.incident else None,
     )
-    message = f"world {number} starts from " + (f"step {checkpoint.reference.step}" if checkpoint else "the seed")
-    return _start(state, observation, directive, {"message": message})
+
+
+def _place(checkpoint: Checkpoint | None) -> str:
+    return f"step {checkpoint.reference.step}" if checkpoint else "the seed"
 
 
 def _restore_in_new_world(state: RunState, observation: Observation, incident: Incident) -> Command:
@@ -192,22 +221,42 @@ def _start(
 
 def release_restored(state: RunState, observation: Observation) -> Command | None:
     """After a fault restart: let the world run once its restore was acknowledged."""
+    command, directive = confirm_restore(state, observation), state.directive
+    if command is not None or not _starts_held(state) or directive is None or directive.restore is None:
+        return command
+    if state.restored_attempt != state.attempt:
+        return None
+    run = drafts.instruct(state, observation, Action.RUN)
+    return drafts.intend(
+        state, JournalAction.DIRECTIVE, run, reason={"message": f"go on behind step {directive.restore.step}"}
+    )
+
+
+def _starts_held(state: RunState) -> bool:
     directive = state.directive
-    if not state.world_lives or directive is None or directive.action is not Action.HOLD or directive.restore is None:
+    return (
+        state.world_lives
+        and directive is not None
+        and directive.action is Action.HOLD
+        and directive.restore is not None
+    )
+
+
+def confirm_restore(state: RunState, observation: Observation) -> Command | None:
+    """What became of the restore that a world starts with: written down, or tried again; the world stays held."""
+    directive = state.directive
+    if not _starts_held(state) or directive is None or directive.restore is None:
         return None
     restored, failed = observation.acks.restored, observation.acks.failed
     if restored is not None and restored.attempt == state.attempt:
-        if state.restored_attempt != state.attempt:
-            verified = bookkeeping.verified_while_restoring(state, directive.restore, restored.hosts)
-            return verified or drafts.record(
-                state,
-                JournalAction.WORLD_RESTORED,
-                after={"attempt": state.attempt, "checkpoint": directive.restore},
-                reason={"message": restored.detail},
-            )
-        run = drafts.instruct(state, observation, Action.RUN)
-        return drafts.intend(
-            state, JournalAction.DIRECTIVE, run, reason={"message": f"go on behind step {directive.restore.step}"}
+        if state.restored_attempt == state.attempt:
+            return None
+        verified = bookkeeping.verified_while_restoring(state, directive.restore, restored.hosts)
+        return verified or drafts.record(
+            state,
+            JournalAction.WORLD_RESTORED,
+            after={"attempt": state.attempt, "checkpoint": directive.restore},
+            reason={"message": restored.detail},
         )
     if failed is not None and failed.attempt == state.attempt:
         if failed.reason == Reason.STORE_UNAVAILABLE:
@@ -222,7 +271,7 @@ def store_away(failed: Ack) -> str:
     return f"the checkpoint store does not answer, so the same checkpoint is tried again: {failed.detail}"
 
 
-def _retry_restart(state: RunState, observation: Observation, why: str) -> Command:
+def _retry_restart(state: RunState, observation: Observation, why: str) -> Command | None:
     """The restore of a fault restart failed: the same world tries the next older checkpoint as a new attempt."""
     directive = state.directive
     if directive is not None and directive.restore is not None:
@@ -230,6 +279,8 @@ def _retry_restart(state: RunState, observation: Observation, why: str) -> Comma
         if quarantined is not None:
             return quarantined
     checkpoint = select_restart(state)
+    if checkpoint is None and state.phase is _P.NEEDS_HUMAN:
+        return None
     if checkpoint is None:
         message = f"no checkpoint can be restored; the last one failed: {why}"
         return _fail(state, message, observation.limits.generation)
