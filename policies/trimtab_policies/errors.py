@@ -4,7 +4,10 @@ PolicyError
 ├── InvalidPolicy    a GuardPolicy that cannot be obeyed; carries every error with its path
 ├── MetricMismatch   a rule reads a metric as a scalar that is a vector, or the reverse
 ├── EmptyHistory     judgement was asked for before any record arrived
-└── InvalidLineage   attempts that do not form a tree
+├── InvalidLineage   attempts that do not form a tree
+├── UnknownLogFormat no reader knows the log, or none has the name that was given
+├── UnreadableLog    a log of which nothing can be read
+└── InvalidMapping   columns of a log are mapped to metrics that cannot be, or are not there
 """
 
 from dataclasses import dataclass
@@ -43,3 +46,15 @@ class EmptyHistory(PolicyError):
 
 class InvalidLineage(PolicyError):
     """An attempt names a parent that does not precede it, or appears twice."""
+
+
+class UnknownLogFormat(PolicyError):
+    """No reader knows the log, or none has the name that was given."""
+
+
+class UnreadableLog(PolicyError):
+    """Nothing of a log can be read: it says nothing, not that all is well."""
+
+
+class InvalidMapping(PolicyError):
+    """A mapping from metrics to columns that cannot be followed."""
