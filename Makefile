@@ -47,7 +47,7 @@ format: environment
 	@$(BIN)/ruff format .
 
 crds: environment
-	@$(BIN)/python -m trimtab_operator.resources
+	@$(BIN)/python -m trimtab_operator.resources helm/trimtab/files/crds
 
 bench: environment
 	@$(BIN)/python -m benchmarks

@@ -6,7 +6,8 @@ from typing import Any
 
 from trimtab_contract.keys import policy_text
 from trimtab_policies.errors import InvalidPolicy
-from trimtab_policies.policy import AcceptedPolicy, Action, GuardPolicySpec, Mode, parse_policy
+from trimtab_policies.policy import AcceptedPolicy, GuardPolicySpec, Mode, parse_policy
+from trimtab_policies.rules import Action
 
 from trimtab_operator.adapters.ports import Cluster, JournalStore
 from trimtab_operator.errors import NotFound

@@ -14,9 +14,13 @@ from trimtab_contract.directives import LearningRateOverride
 from trimtab_contract.journal import plain
 from trimtab_contract.metrics import MetricRecord
 from trimtab_policies.decision import allowed_action, decide
-from trimtab_policies.evaluation import State, Verdict, judge, retention
+from trimtab_policies.evaluation import Engine
+from trimtab_policies.explanation import explain
 from trimtab_policies.lineage import Appended, Attempt, History, Lineage, Segment
-from trimtab_policies.policy import AcceptedPolicy, Action, Mode
+from trimtab_policies.policy import AcceptedPolicy, Mode
+from trimtab_policies.reach import retention
+from trimtab_policies.rules import Action
+from trimtab_policies.verdicts import State, Verdict
 
 from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings
 from trimtab_operator.observation import FiringRule
@@ -25,6 +29,8 @@ from trimtab_operator.run_state import AcceptedGuard, RunState
 EVIDENCE_RECORDS = 128
 """How many records before the first bad one are frozen as evidence."""
 HEALTHY_RECORDS = 100
+KEPT_RECORDS = 384
+"""How many of the newest records stay at hand: the evidence, and room for what was trained until a rule fired."""
 DEFAULT_SIGMA = 4.0
 _ACTING = frozenset({Action.ROLLBACK, Action.STOP})
 
@@ -40,7 +46,7 @@ class Judge:
         self.metrics: frozenset[str] = frozenset()
         """The names of every scalar and vector that any record carried."""
         self._history: History | None = None
-        self._kept = 0
+        self._engine: Engine | None = None
 
     @property
     def judged_step(self) -> int:
@@ -53,17 +59,18 @@ class Judge:
         return self._history.missing_step if self._history is not None else None
 
     def needs_loading(self, state: RunState) -> bool:
-        """Whether the history is not the current attempt's, or shorter than the rules need."""
+        """Whether the records must be judged from the start: a new attempt, or a policy the engine does not know."""
         return bool(state.attempts) and (
             self._history is None
             or self._history.attempt != state.attempt
-            or self._kept < retention(self.texts.values())
+            or self._engine is None
+            or not {policy.hash for policy in self._judging(state)} <= self._engine.hashes
         )
 
     def wanted(self, state: RunState) -> tuple[tuple[Segment, ...], int]:
         """The segments of the current attempt's surviving history, and the first step the rules need of it."""
         segments = _lineage(state).surviving(state.attempt)
-        first = state.attempts[-1].branch_step - retention(self.texts.values()) + 1
+        first = state.attempts[-1].branch_step - retention(self._judging(state)) + 1
         return segments, max(segments[0].first, first)
 
     def begin(self, state: RunState, records: tuple[MetricRecord, ...]) -> None:
@@ -77,23 +84,24 @@ class Judge:
             if record.step != first - 1:
                 break
             first = record.step
-        self._kept = retention(self.texts.values())
-        self._history = History(_lineage(state), state.attempt, retention=self._kept, first_step=first)
+        self._history = History(_lineage(state), state.attempt, kept=KEPT_RECORDS, first_step=first)
+        self._engine = Engine(self._judging(state), attempt=state.attempt, start_step=start)
         self.firing, self.notes, self.last = None, (), None
         self.take(tuple(record for record in records if record.step >= first), state)
 
     def take(self, records: tuple[MetricRecord, ...], state: RunState) -> None:
         """Judge records in order; stops at a gap, ignores what is there already or belongs to no surviving history."""
-        history = self._history
-        if history is None:
+        history, engine = self._history, self._engine
+        if history is None or engine is None:
             return
         for record in records:
             if history.append(record) is not Appended.ACCEPTED:
                 continue
+            engine.take(record)
             self.last = record
             self.metrics |= record.scalars.keys() | record.vectors.keys()
             if record.attempt == history.attempt:
-                self._judge(history, record, state.guard_at(record.attempt, record.step))
+                self._judge(history, engine, state.guard_at(record.attempt, record.step))
 
     def evidence(self) -> bytes:
         """The records around the first firing, one JSON object a line, vectors in base64."""
@@ -103,12 +111,21 @@ class Judge:
         kept = [record for record in self._history.records if record.step >= first]
         return b"".join(json.dumps(plain(record), sort_keys=True).encode() + b"\n" for record in kept)
 
-    def _judge(self, history: History, record: MetricRecord, guard: AcceptedGuard | None) -> None:
+    def _judging(self, state: RunState) -> list[AcceptedPolicy]:
+        """The policies that judge records of the current attempt: those in force when it began, and since."""
+        start = state.attempts[-1].branch_step
+        first = state.guard_at(state.attempt, start + 1)
+        since = [guard for guard in state.guards if guard.from_attempt == state.attempt and guard.from_step > start]
+        guards = [first, *since] if first is not None else since
+        wanted = dict.fromkeys(identity.hash for guard in guards for identity in guard.policies)
+        return [self.texts[hashed] for hashed in wanted if hashed in self.texts]
+
+    def _judge(self, history: History, engine: Engine, guard: AcceptedGuard | None) -> None:
         if guard is None:
             return
-        policies = [self.texts[identity.hash] for identity in guard.policies if identity.hash in self.texts]
+        policies = [self.texts[identity.hash] for identity in guard.policies if identity.hash in engine.hashes]
         identities = {identity.hash: identity for identity in guard.policies}
-        verdicts = judge(policies, history)
+        verdicts = engine.verdicts(policies)
         mode = Mode(guard.mode)
         decision = decide(verdicts, guard_mode=mode)
         winner, action = decision.winner, decision.action
@@ -133,7 +150,7 @@ def _note(verdict: Verdict, mode: Mode) -> FiringRule | None:
     action = allowed_action(verdict, mode)
     if action in _ACTING:
         return None
-    asked = verdict.rule.action
+    asked = verdict.action
     return FiringRule(
         policy=verdict.policy.name,
         rule=verdict.rule.name,
@@ -143,7 +160,7 @@ def _note(verdict: Verdict, mode: Mode) -> FiringRule | None:
         step=verdict.first_bad_step or verdict.step,
         observed=_number(verdict.observed),
         threshold=_optional_number(verdict.threshold),
-        message=verdict.message,
+        message=explain(verdict),
         policy_hash=verdict.policy.hash,
     )
 
@@ -152,18 +169,18 @@ def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: 
     policy, rule = verdict.policy, verdict.rule
     remediation = policy.spec.remediation
     rate = remediation.learning_rate
-    sigma = rule.spike.sigma if rule.spike is not None else None
+    sigma = verdict.sigma
     first_bad = verdict.first_bad_step or verdict.step
     return Latch(
         policy=identities[policy.hash],
         rule=rule.name,
-        metric=rule.metric,
+        metric=verdict.metric or "",
         action=action.value,
         observed=_number(verdict.observed),
         threshold=_optional_number(verdict.threshold),
         sigma=sigma,
         control_limit=_control_limit(verdict, history, first_bad, sigma),
-        message=verdict.message,
+        message=explain(verdict),
         attempt=verdict.attempt,
         first_bad_step=first_bad,
         fired_step=verdict.step,
@@ -184,7 +201,7 @@ def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: 
 def _control_limit(verdict: Verdict, history: History, first_bad: int, sigma: float | None) -> float | None:
     """The loss above which a control window is bad: the rule's own threshold, or one made of the healthy records."""
     threshold = verdict.threshold
-    if verdict.rule.metric == "loss" and threshold is not None and math.isfinite(threshold):
+    if verdict.metric == "loss" and threshold is not None and math.isfinite(threshold):
         return threshold
     healthy = [
         loss

@@ -19,7 +19,12 @@ class MetricWatch:
         `seen` are the names of all scalars and vectors in the run's records so far; nothing is missing before the
         first record.
         """
-        wanted = {rule.metric: f"{policy.name}/{rule.name}" for policy in policies for rule in policy.spec.rules}
+        wanted = {
+            rule.metric: f"{policy.name}/{rule.name}"
+            for policy in policies
+            for rule in policy.spec.rules
+            if rule.metric is not None
+        }
         missing = [metric for metric in wanted if seen and metric not in seen]
         self._since = {metric: self._since.get(metric, now) for metric in missing}
         return tuple(

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from trimtab_policies.evaluation import reach
-from trimtab_policies.policy import Action, GuardPolicySpec
+from trimtab_policies.policy import GuardPolicySpec
+from trimtab_policies.reach import reach
+from trimtab_policies.rules import Action
 
 REPLICA_CHECK_EVERY = 50
 STREAM_RECORDS = 2_000

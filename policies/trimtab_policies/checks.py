@@ -4,15 +4,29 @@ Works on the spec as it was written, also where other fields of it are wrong, so
 A field of the wrong type is skipped here: the models report it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS
 
 from trimtab_policies.errors import FieldError
 
-DETECTOR_FIELDS = ("range", "spike")
-REDUCTION_FIELDS = ("max", "fractionBelow", "longestStreakBelow")
+DETECTOR_FIELDS = ("range", "spike", "nonFinite", "divergence", "stale", "allOf", "anyOf")
+COMPOSITE_FIELDS = ("allOf", "anyOf")
+REDUCTION_FIELDS = (
+    "max",
+    "min",
+    "mean",
+    "quantile",
+    "fractionAbove",
+    "fractionBelow",
+    "countAbove",
+    "countBelow",
+    "longestStreakAbove",
+    "longestStreakBelow",
+)
+STREAK_FIELDS = ("longestStreakAbove", "longestStreakBelow")
+FRACTION_FIELDS = ("fractionAbove", "fractionBelow")
 HEALTHY_WINDOWS_AFTER_DAMAGE = 8
 """So many healthy windows in a row end the damage, and the probe must have room for them."""
 
@@ -21,7 +35,21 @@ DEFAULT_MIN_RECORDS = 50
 DEFAULT_MAX_FREEZE = 100
 DEFAULT_FOR_RECORDS = 1
 DEFAULT_PROBE = 64
+DEFAULT_NO_DATA_FOR = "5m"
+MOST_COMPONENTS = 16
+MOST_STEPS = 1_000_000_000
 
+DEFAULT_RECENT = 20
+DEFAULT_SETTLE = 50
+DEFAULT_LOOKBACK = 1_500
+DEFAULT_DIVERGENCE_FREEZE = 300
+
+_DIVERGENCE_DEFAULTS = {
+    "records": DEFAULT_RECENT,
+    "settleRecords": DEFAULT_SETTLE,
+    "lookbackRecords": DEFAULT_LOOKBACK,
+    "maxFreeze": DEFAULT_DIVERGENCE_FREEZE,
+}
 _LONGEST_STREAK = 10_000
 
 
@@ -31,6 +59,7 @@ def cross_field_errors(spec: Mapping[Any, Any]) -> list[FieldError]:
     errors: list[FieldError] = []
     for index, rule in enumerate(rules):
         errors += _rule_errors(rule, f"spec.rules[{index}]")
+        errors += _component_errors(rules, index)
     errors += _repeated_names(rules)
     errors += _probe_errors(rules, _mapping(_mapping(spec.get("remediation")).get("skipBatches")))
     return errors
@@ -45,7 +74,66 @@ def _rule_errors(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         yield from _range_errors(rule, _mapping(rule["range"]), f"{path}.range")
     if rule.get("spike") is not None:
         yield from _spike_errors(rule, _mapping(rule["spike"]), path)
+    if rule.get("divergence") is not None:
+        yield from _divergence_errors(rule, _mapping(rule["divergence"]), path)
+    if given:
+        yield from _metric_errors(rule, given, path)
+        yield from _absence_errors(rule, given, path)
     yield from _reduce_errors(rule, f"{path}.reduce")
+
+
+def _metric_errors(rule: Mapping[str, Any], given: Sequence[str], path: str) -> Iterator[FieldError]:
+    composite = set(given) <= set(COMPOSITE_FIELDS)
+    if rule.get("metric") is None and not composite and "stale" not in given:
+        yield FieldError(f"{path}.metric", "is required; add it")
+    for field in ("metric", "reduce"):
+        if composite and rule.get(field) is not None:
+            message = f"must be left out: {given[0]} is made of other rules, which have metrics of their own"
+            yield FieldError(f"{path}.{field}", message)
+    if given == ["stale"] and rule.get("reduce") is not None:
+        yield FieldError(f"{path}.reduce", "must be left out: stale looks at no value")
+
+
+def _absence_errors(rule: Mapping[str, Any], given: Sequence[str], path: str) -> Iterator[FieldError]:
+    """What belongs to absence (`onNoData`, `noDataFor`, `stale`) and what cannot go with it."""
+    asked = rule.get("onNoData", "Ignore")
+    if rule.get("noDataFor") is not None and asked == "Ignore":
+        yield FieldError(f"{path}.noDataFor", "belongs to onNoData Pause or Breach; set one of them or remove it")
+    without_value = [field for field in given if field in ("stale", *COMPOSITE_FIELDS)]
+    if not without_value:
+        return
+    if asked != "Ignore":
+        message = f"must be Ignore with {without_value[0]}, which has no value of its own that could be absent"
+        yield FieldError(f"{path}.onNoData", message)
+    if given != ["stale"]:
+        return
+    if rule.get("action") == "Rollback":
+        message = "must be Record, Notify, Pause or Stop with stale: a step that was never recorded cannot be undone"
+        yield FieldError(f"{path}.action", message)
+    if rule.get("forRecords", DEFAULT_FOR_RECORDS) != DEFAULT_FOR_RECORDS:
+        yield FieldError(f"{path}.forRecords", "must be left out with stale, which counts time and no records")
+
+
+def _component_errors(rules: Sequence[Mapping[str, Any]], index: int) -> Iterator[FieldError]:
+    by_name = {rule.get("name"): rule for rule in reversed(rules) if isinstance(rule.get("name"), str)}
+    for field in COMPOSITE_FIELDS:
+        names = _list(rules[index].get(field))
+        path = f"spec.rules[{index}].{field}"
+        if rules[index].get(field) is not None and len(names) < 2:
+            yield FieldError(path, "must name at least two rules")
+        for place, name in enumerate(names):
+            found = by_name.get(name) if isinstance(name, str) else None
+            if isinstance(name, str) and found is None:
+                known = ", ".join(str(one) for one, rule in by_name.items() if not _is_composite(rule))
+                yield FieldError(f"{path}[{place}]", f"{name} is no rule of this policy; choose among {known}")
+            elif found is not None and _is_composite(found):
+                yield FieldError(f"{path}[{place}]", f"{name} is a composite itself; name its parts instead")
+            elif name in names[:place]:
+                yield FieldError(f"{path}[{place}]", f"{name} is named twice; remove one")
+
+
+def _is_composite(rule: Mapping[str, Any]) -> bool:
+    return any(rule.get(field) is not None for field in COMPOSITE_FIELDS)
 
 
 def _range_errors(rule: Mapping[str, Any], bounds: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -54,7 +142,8 @@ def _range_errors(rule: Mapping[str, Any], bounds: Mapping[str, Any], path: str)
     low, high = _number(bounds.get("min")), _number(bounds.get("max"))
     if low is not None and high is not None and low > high:
         yield FieldError(f"{path}.max", f"must be at least min, which is {low:g}; it is {high:g}")
-    if _mapping(rule.get("reduce")).get("longestStreakBelow") is None:
+    reduce = _mapping(rule.get("reduce"))
+    if all(reduce.get(field) is None for field in STREAK_FIELDS):
         return
     for name, bound in (("min", low), ("max", high)):
         if bound is not None and not 0 <= bound <= _LONGEST_STREAK:
@@ -62,6 +151,10 @@ def _range_errors(rule: Mapping[str, Any], bounds: Mapping[str, Any], path: str)
 
 
 def _spike_errors(rule: Mapping[str, Any], spike: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    chosen = [field for field in ("sigma", "ratio") if spike.get(field) is not None]
+    if len(chosen) != 1:
+        found = " and ".join(chosen) if chosen else "none"
+        yield FieldError(f"{path}.spike", f"must have exactly one of sigma and ratio; it has {found}")
     baseline = _mapping(spike.get("baseline"))
     records = _number(baseline.get("records", DEFAULT_RECORDS))
     fewest = _number(baseline.get("minRecords", DEFAULT_MIN_RECORDS))
@@ -75,10 +168,22 @@ def _spike_errors(rule: Mapping[str, Any], spike: Mapping[str, Any], path: str) 
         yield FieldError(f"{path}.forRecords", message)
 
 
+def _divergence_errors(rule: Mapping[str, Any], divergence: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    settings = {name: _number(divergence.get(name, default)) for name, default in _DIVERGENCE_DEFAULTS.items()}
+    settle, lookback = settings["settleRecords"], settings["lookbackRecords"]
+    if settle is not None and lookback is not None and settle > lookback:
+        message = f"must be at most lookbackRecords, which is {lookback:g}; it is {settle:g}"
+        yield FieldError(f"{path}.divergence.settleRecords", message)
+    freeze, needed = settings["maxFreeze"], _number(rule.get("forRecords", DEFAULT_FOR_RECORDS))
+    if freeze is not None and needed is not None and needed > freeze:
+        message = f"must be at most divergence.maxFreeze, which is {freeze:g}, else the rule could never fire"
+        yield FieldError(f"{path}.forRecords", message)
+
+
 def _reduce_errors(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     metric, given = rule.get("metric"), rule.get("reduce")
     if given is None:
-        if metric in KNOWN_VECTORS:
+        if metric in KNOWN_VECTORS and rule.get("stale") is None:
             choice = ", ".join(REDUCTION_FIELDS)
             yield FieldError(path, f"is required, since {metric} is a vector; choose one of {choice}")
         return
@@ -89,8 +194,8 @@ def _reduce_errors(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     if len(chosen) != 1:
         found = " and ".join(chosen) if chosen else "none"
         yield FieldError(path, f"must have exactly one of {', '.join(REDUCTION_FIELDS)}; it has {found}")
-    if reduce.get("minCount") is not None and "fractionBelow" not in chosen:
-        yield FieldError(f"{path}.minCount", "belongs to fractionBelow; remove it")
+    if reduce.get("minCount") is not None and not set(chosen) & set(FRACTION_FIELDS):
+        yield FieldError(f"{path}.minCount", f"belongs to {' and '.join(FRACTION_FIELDS)}; remove it")
 
 
 def _repeated_names(rules: list[Mapping[str, Any]]) -> Iterator[FieldError]:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trimtab_policies.evaluation import State, Verdict
-from trimtab_policies.policy import AcceptedPolicy, Action, Mode
+from trimtab_policies.policy import AcceptedPolicy, Mode
+from trimtab_policies.rules import Action
+from trimtab_policies.verdicts import State, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Decision:
 def allowed_action(verdict: Verdict, guard_mode: Mode) -> Action:
     """What a firing verdict may do: Observe, of the policy or of the job, turns everything into Record."""
     enforced = verdict.policy.mode is Mode.ENFORCE and guard_mode is Mode.ENFORCE
-    return verdict.rule.action if enforced else Action.RECORD
+    return verdict.action if enforced else Action.RECORD
 
 
 def decide(verdicts: Sequence[Verdict], *, guard_mode: Mode) -> Decision:
@@ -39,5 +40,5 @@ def decide(verdicts: Sequence[Verdict], *, guard_mode: Mode) -> Decision:
         return Decision()
     winner = max(firing, key=lambda verdict: allowed_action(verdict, guard_mode).severity)
     action = allowed_action(winner, guard_mode)
-    would_have = winner.rule.action if winner.rule.action is not action else None
+    would_have = winner.action if winner.action is not action else None
     return Decision(action, winner, would_have, tuple(verdict for verdict in firing if verdict is not winner))

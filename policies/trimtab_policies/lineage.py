@@ -4,12 +4,13 @@ A rollback or restart begins a new attempt that continues its parent's history u
 parent's records beyond it no longer count. Step numbers therefore repeat, and only `(attempt, step)` names a record.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Generic, Protocol, Self, TypeVar, cast
+from typing import Self
 
-from trimtab_contract.metrics import MetricRecord
+from trimtab_contract.metrics import MetricRecord, decode_record, encode_record
 
 from trimtab_policies.errors import EmptyHistory, InvalidLineage
 
@@ -82,54 +83,35 @@ class Appended(Enum):
     """Steps before it are missing (`missing_step`): judgement stops until they are found."""
 
 
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-
-
-class Fold(Protocol[T_co]):
-    """Something that is fed surviving records in order and has a result after each."""
-
-    def step(self, record: MetricRecord) -> T_co:
-        """Take the next record."""
-        ...
-
-
-class _Progress(Generic[T]):
-    """How far a fold has come: a memo, which may be forgotten at any time without changing a result."""
-
-    def __init__(self, origin: int, fold: Fold[T]) -> None:
-        self.fold = fold
-        self.next_step = origin
-        self.result: T | None = None
-
-
 class History:
-    """The surviving records up to the newest of the current attempt: contiguous steps, bounded length.
+    """The surviving records up to the newest of the current attempt: contiguous steps, the last `kept` of them at hand.
 
-    `retention` is the least number of records kept once so many were seen (see `evaluation.retention`); `first_step`
-    says where the kept history begins when earlier records were left out on loading.
+    They are kept in their wire form, which is a quarter of the size. `first_step` says where the history begins when
+    earlier records were left out on loading.
     """
 
-    def __init__(self, lineage: Lineage, attempt: int, *, retention: int, first_step: int | None = None) -> None:
-        self.retention = retention
-        self._records: list[MetricRecord] = []
-        self._memo: dict[Hashable, dict[int, _Progress[object]]] = {}
+    def __init__(self, lineage: Lineage, attempt: int, *, kept: int, first_step: int | None = None) -> None:
+        self.lineage = lineage
+        self.attempt = attempt
+        self.attempt_start_step = lineage.attempts[attempt].branch_step if attempt in lineage.attempts else 0
+        self._segments = lineage.surviving(attempt)
+        self._records: deque[bytes] = deque(maxlen=kept)
+        self._last: MetricRecord | None = None
         self._furthest = 0
-        self._enter(lineage, attempt)
         self._next_step = self._segments[0].first if first_step is None else first_step
 
     @property
     def records(self) -> tuple[MetricRecord, ...]:
         """The kept records, oldest first."""
-        return tuple(self._records)
+        return tuple(decode_record(wire) for wire in self._records)
 
     @property
     def last(self) -> MetricRecord:
         """The newest record; raises EmptyHistory."""
-        if not self._records:
+        if self._last is None:
             message = "no record has arrived yet"
             raise EmptyHistory(message)
-        return self._records[-1]
+        return self._last
 
     @property
     def next_step(self) -> int:
@@ -141,17 +123,8 @@ class History:
         """The first missing step while a later one has been offered, else None."""
         return self._next_step if self._furthest >= self._next_step else None
 
-    @property
-    def is_short(self) -> bool:
-        """Whether records before the kept ones exist and are needed: load the history again from where they are stored.
-
-        So it is after a rollback far back, and after `retention` was raised for a policy with a longer reach.
-        """
-        first_kept = self._next_step - len(self._records)
-        return first_kept > max(self._segments[0].first, self._next_step - self.retention)
-
     def append(self, record: MetricRecord) -> Appended:
-        """Offer a record, O(1) amortised; only an ACCEPTED one changes what is judged."""
+        """Offer a record, O(1); only an ACCEPTED one is to be judged."""
         if _owner(self._segments, record.step) != record.attempt:
             return Appended.STALE
         if record.step < self._next_step:
@@ -159,62 +132,10 @@ class History:
         self._furthest = max(self._furthest, record.step)
         if record.step > self._next_step:
             return Appended.GAP
-        self._records.append(record)
+        self._records.append(encode_record(record))
+        self._last = record
         self._next_step += 1
-        if len(self._records) > 2 * self.retention:
-            del self._records[: -self.retention]
-            first_kept = self._records[0].step
-            self._memo = {
-                key: running
-                for key, running in self._memo.items()
-                if all(progress.next_step > first_kept for progress in running.values())
-            }
         return Appended.ACCEPTED
-
-    def rebase(self, attempt: int, parent: int, branch_step: int) -> None:
-        """Enter a new attempt after a rollback or restart: records that it does not continue are dropped.
-
-        Steps between the last kept record and `branch_step`, if any, are then missing and taken from the parent. Ask
-        `is_short` afterwards. Entering the current attempt again changes nothing. Raises InvalidLineage.
-        """
-        entered = Attempt(attempt, parent, branch_step)
-        if entered == self.lineage.attempts.get(self.attempt):
-            return
-        self._enter(self.lineage.including(entered), attempt)
-        kept = len(self._records)
-        while kept and _owner(self._segments, self._records[kept - 1].step) != self._records[kept - 1].attempt:
-            kept -= 1
-        if kept < len(self._records):
-            self._next_step = self._records[kept].step if kept else min(self._records[0].step, branch_step + 1)
-            del self._records[kept:]
-        self._furthest = 0
-        self._memo.clear()
-
-    def fold(self, key: Hashable, origins: tuple[int, int], make: Callable[[], Fold[T]]) -> T:
-        """The result, after the last record, of a fold begun at step `origins[0]` (or at the first record kept).
-
-        A pure function of the records and `make`: equal keys must mean equal folds. Work already done for the same key
-        and origin is not repeated, and the fold begun at `origins[1]` is kept abreast, so that its turn costs nothing.
-        Raises EmptyHistory.
-        """
-        first = self.last.step - len(self._records) + 1
-        known = self._memo.get(key, {})
-        running: dict[int, _Progress[T]] = {}
-        for origin in origins:
-            start = max(origin, first)
-            progress = cast("_Progress[T] | None", known.get(start)) or _Progress(start, make())
-            for record in self._records[progress.next_step - first :]:
-                progress.result = progress.fold.step(record)
-            progress.next_step = max(start, self._next_step)
-            running[start] = progress
-        self._memo[key] = cast("dict[int, _Progress[object]]", running)
-        return cast("T", running[max(origins[0], first)].result)
-
-    def _enter(self, lineage: Lineage, attempt: int) -> None:
-        self.lineage = lineage
-        self.attempt = attempt
-        self.attempt_start_step = lineage.attempts[attempt].branch_step if attempt in lineage.attempts else 0
-        self._segments = lineage.surviving(attempt)
 
 
 def _owner(segments: tuple[Segment, ...], step: int) -> int | None:

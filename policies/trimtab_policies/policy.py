@@ -1,7 +1,7 @@
-"""What a GuardPolicy says: the models of its `spec`, and the one door through which a spec becomes one.
+"""What a GuardPolicy says: its `spec`, and the one door through which a spec becomes one.
 
-The models state each field's type and bounds and are also the source of the CRD's schema. What spans several fields is
-in `checks`; `parse_policy` applies both and reports every error at once.
+`rules` has the models of one rule. They state each field's type and bounds and are also the source of the CRD's schema;
+what spans several fields is in `checks`. `parse_policy` applies both and reports every error at once.
 """
 
 import hashlib
@@ -12,33 +12,13 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
-from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS, METRIC_NAME
+from pydantic import Field, ValidationError
+from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS
 
-from trimtab_policies.checks import (
-    DEFAULT_FOR_RECORDS,
-    DEFAULT_MAX_FREEZE,
-    DEFAULT_MIN_RECORDS,
-    DEFAULT_PROBE,
-    DEFAULT_RECORDS,
-    cross_field_errors,
-)
+from trimtab_policies.checks import DEFAULT_PROBE, cross_field_errors
 from trimtab_policies.errors import FieldError, InvalidPolicy
-
-
-class Action(StrEnum):
-    """What a firing rule asks for, from the mildest to the strongest."""
-
-    RECORD = "Record"
-    NOTIFY = "Notify"
-    ROLLBACK = "Rollback"
-    STOP = "Stop"
-
-    @property
-    def severity(self) -> int:
-        """0 for the mildest."""
-        return tuple(Action).index(self)
+from trimtab_policies.models import Model
+from trimtab_policies.rules import Rule
 
 
 class Mode(StrEnum):
@@ -48,80 +28,7 @@ class Mode(StrEnum):
     ENFORCE = "Enforce"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
-    )
-
-
-class Range(_Model):
-    """Breached by a value below `min` or above `max`; at least one of them."""
-
-    min: float | None = None
-    max: float | None = None
-
-
-class Baseline(_Model):
-    """What a spike is measured against: the last accepted values.
-
-    A breaching value is not accepted, so the baseline stands still while breaches last: for at most `maxFreeze`
-    observations, after which it is rebuilt from those (a level shift).
-    """
-
-    statistic: Literal["Mean"] = "Mean"
-    records: int = Field(default=DEFAULT_RECORDS, ge=2, le=10_000)
-    min_records: int = Field(default=DEFAULT_MIN_RECORDS, ge=2, le=10_000)
-    max_freeze: int = Field(default=DEFAULT_MAX_FREEZE, ge=1, le=10_000)
-
-
-class Spike(_Model):
-    """Breached by a value above `mean + sigma * std` of the baseline, and above `mean + floor` where that is given."""
-
-    baseline: Baseline = Baseline()
-    sigma: float = Field(gt=0, le=1_000)
-    floor: float | None = Field(default=None, gt=0)
-
-
-class Reduce(_Model):
-    """Turns a vector into the one number that is judged; exactly one of `max`, `fractionBelow`, `longestStreakBelow`.
-
-    `fractionBelow`: the share of elements below the limit, 0 where they are fewer than `minCount`.
-    `longestStreakBelow`: for how many consecutive observations the same element has been below the limit, the largest
-    over all elements.
-    """
-
-    max: Literal[True] | None = None
-    fraction_below: float | None = None
-    longest_streak_below: float | None = None
-    min_count: int | None = Field(default=None, ge=1, le=1_000_000)
-
-
-class Rule(_Model):
-    """One thing to watch for; exactly one detector (`range` or `spike`).
-
-    `forRecords` counts consecutive observations of the metric within one attempt; records without the metric neither
-    count nor interrupt. `afterSteps` holds the rule back up to that step of the run, `graceSteps` for that many steps
-    after each resume.
-    """
-
-    name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    metric: str = Field(pattern=METRIC_NAME.pattern)
-    reduce: Reduce | None = None
-    range: Range | None = None
-    spike: Spike | None = None
-    for_records: int = Field(default=DEFAULT_FOR_RECORDS, ge=1, le=1_000)
-    after_steps: int = Field(default=0, ge=0, le=1_000_000_000)
-    grace_steps: int = Field(default=0, ge=0, le=1_000_000)
-    on_no_data: Literal["Ignore"] = "Ignore"
-    action: Annotated[Action, Field(strict=False)]
-
-
-class SkipBatches(_Model):
+class SkipBatches(Model):
     """The border skipped around the bad windows, and how many windows after the flagged ones are probed."""
 
     before: int = Field(default=1, ge=0, le=1_000)
@@ -129,20 +36,20 @@ class SkipBatches(_Model):
     probe: int = Field(default=DEFAULT_PROBE, ge=9, le=10_000)
 
 
-class LearningRate(_Model):
+class LearningRate(Model):
     """The learning rate times `scale` for `forSteps` steps after the restore."""
 
     scale: float = Field(gt=0, lt=1)
     for_steps: int = Field(ge=1, le=1_000_000)
 
 
-class Escalate(_Model):
+class Escalate(Model):
     """By which factor the margin grows with each further plan of one incident."""
 
     margin_factor: float = Field(default=2, ge=1, le=100)
 
 
-class Remediation(_Model):
+class Remediation(Model):
     """How a rollback asked for by this policy is done.
 
     `margin` is the number of steps between the checkpoint and the first suspicious step, at least; `probationSteps` are
@@ -157,7 +64,7 @@ class Remediation(_Model):
     escalate: Escalate = Escalate()
 
 
-class GuardPolicySpec(_Model):
+class GuardPolicySpec(Model):
     """The `spec` of a GuardPolicy. Made by `parse_policy`, which also checks what spans fields."""
 
     mode: Annotated[Mode, Field(strict=False)] = Mode.ENFORCE

@@ -1,22 +1,26 @@
 """Vector -> the one number that is judged.
 
 A reduction sees the metric's observations in order. Any non-finite element makes the result non-finite, so that no
-comparison can hide it. Add one by a class here, its line in REDUCTIONS and its field in `policy.Reduce`.
+comparison can hide it. Add one by a class here, its line in REDUCTIONS and its field in `rules.Reduce`.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from trimtab_contract.metrics import MetricRecord, Vector
 
 from trimtab_policies.errors import MetricMismatch
-from trimtab_policies.policy import Reduce, Rule
+from trimtab_policies.rules import Reduce, Rule
+
+Values = NDArray[np.float32]
+"""A vector's finite elements in row-major order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True):
     """One observed value and, where one element of the vector stands for it, that element's index."""
 
     value: float
@@ -26,83 +30,125 @@ class Observation:
 class Reduction(Protocol):
     """A reduction with whatever it remembers of earlier observations of the same attempt."""
 
-    def reduce(self, values: Sequence[float]) -> tuple[float, int | None]:
-        """The value and the row-major offset of the element it stands for; `values` are finite."""
+    def reduce(self, values: Values) -> tuple[float, int | None]:
+        """The value and the row-major offset of the element it stands for."""
         ...
 
     def clear(self) -> None:
         """Forget earlier observations: a new attempt begins."""
         ...
 
-
-class Largest:
-    """`max`: the largest element."""
-
-    def reduce(self, values: Sequence[float]) -> tuple[float, int | None]:
-        """The first of the largest elements."""
-        largest = max(values)
-        return largest, values.index(largest)
-
-    def clear(self) -> None:
-        """Nothing is remembered."""
+    @property
+    def state(self) -> object:
+        """All that later results depend on, comparable by value."""
+        ...
 
 
-class FractionBelow:
-    """`fractionBelow`: the share of elements below `limit`, 0 where fewer than `min_count` are."""
+class Stateless:
+    """A reduction that remembers nothing."""
 
-    def __init__(self, limit: float, min_count: int) -> None:
-        self._limit = limit
-        self._min_count = min_count
+    state: None = None
 
-    def reduce(self, values: Sequence[float]) -> tuple[float, int | None]:
-        """The share; no element stands for it."""
-        limit = self._limit
-        count = sum(1 for value in values if value < limit)
-        return (count / len(values) if count >= self._min_count else 0.0), None
+    def __init__(self, function: Callable[[Values], tuple[float, int | None]]) -> None:
+        self._function = function
+
+    def reduce(self, values: Values) -> tuple[float, int | None]:
+        """What the function makes of the elements."""
+        return self._function(values)
 
     def clear(self) -> None:
         """Nothing is remembered."""
 
 
-class LongestStreakBelow:
-    """`longestStreakBelow`: for how many observations in a row the same element was below `limit`, at most."""
+class LongestStreak:
+    """For how many observations in a row the same element was beyond `limit`, the most over all elements."""
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._streaks: list[int] = []
+    def __init__(self, limit: float, *, above: bool) -> None:
+        self._limit = np.float32(limit) if _is_single(limit) else limit
+        self._above = above
+        self._streaks: NDArray[np.int32] = np.zeros(0, np.int32)
 
-    def reduce(self, values: Sequence[float]) -> tuple[float, int | None]:
+    def reduce(self, values: Values) -> tuple[float, int | None]:
         """The longest streak and the first element that has it; no element when the streak is 0."""
-        limit = self._limit
         if len(self._streaks) != len(values):
-            self._streaks = [0] * len(values)
-        self._streaks = [
-            streak + 1 if value < limit else 0 for streak, value in zip(self._streaks, values, strict=True)
-        ]
-        longest = max(self._streaks)
-        return float(longest), self._streaks.index(longest) if longest else None
+            self._streaks = np.zeros(len(values), np.int32)
+        self._streaks += 1
+        self._streaks *= values > self._limit if self._above else values < self._limit
+        offset = int(self._streaks.argmax())
+        longest = int(self._streaks[offset])
+        return float(longest), offset if longest else None
 
     def clear(self) -> None:
         """All streaks end."""
-        self._streaks = []
+        self._streaks = np.zeros(0, np.int32)
+
+    @property
+    def state(self) -> object:
+        """The streaks."""
+        return self._streaks.tobytes()
 
 
-def _largest(_: Reduce, __: float) -> Reduction:
-    return Largest()
+def _largest(values: Values) -> tuple[float, int | None]:
+    offset = int(values.argmax())
+    return float(values[offset]), offset
 
 
-def _fraction_below(reduce: Reduce, limit: float) -> Reduction:
-    return FractionBelow(limit, reduce.min_count or 0)
+def _smallest(values: Values) -> tuple[float, int | None]:
+    offset = int(values.argmin())
+    return float(values[offset]), offset
 
 
-def _longest_streak_below(_: Reduce, limit: float) -> Reduction:
-    return LongestStreakBelow(limit)
+def _mean(values: Values) -> tuple[float, int | None]:
+    return float(values.mean(dtype=np.float64)), None
+
+
+def _quantile(share: float) -> Reduction:
+    def reduce(values: Values) -> tuple[float, int | None]:
+        rank = min(int(share * len(values)), len(values) - 1)
+        offset = int(np.argpartition(values, rank)[rank])
+        return float(values[offset]), offset
+
+    return Stateless(reduce)
+
+
+def _count(limit: float, *, above: bool) -> Callable[[Values], int]:
+    # A limit that float32 cannot hold exactly is compared in float64, so that 0.1 means 0.1.
+    bound = np.float32(limit) if _is_single(limit) else np.float64(limit)
+    if above:
+        return lambda values: int(np.count_nonzero(values > bound))
+    return lambda values: int(np.count_nonzero(values < bound))
+
+
+def _counted(limit: float, *, above: bool) -> Reduction:
+    count = _count(limit, above=above)
+    return Stateless(lambda values: (float(count(values)), None))
+
+
+def _fraction(limit: float, fewest: int, *, above: bool) -> Reduction:
+    count = _count(limit, above=above)
+
+    def reduce(values: Values) -> tuple[float, int | None]:
+        found = count(values)
+        return (found / len(values) if found >= fewest else 0.0), None
+
+    return Stateless(reduce)
+
+
+def _is_single(limit: float) -> bool:
+    return float(np.float32(limit)) == limit
 
 
 REDUCTIONS: dict[str, Callable[[Reduce, float], Reduction]] = {
-    "max": _largest,
-    "fraction_below": _fraction_below,
-    "longest_streak_below": _longest_streak_below,
+    "max": lambda _, __: Stateless(_largest),
+    "min": lambda _, __: Stateless(_smallest),
+    "mean": lambda _, __: Stateless(_mean),
+    "quantile": lambda _, share: _quantile(share),
+    "fraction_above": lambda reduce, limit: _fraction(limit, reduce.min_count or 0, above=True),
+    "fraction_below": lambda reduce, limit: _fraction(limit, reduce.min_count or 0, above=False),
+    "count_above": lambda _, limit: _counted(limit, above=True),
+    "count_below": lambda _, limit: _counted(limit, above=False),
+    "longest_streak_above": lambda _, limit: LongestStreak(limit, above=True),
+    "longest_streak_below": lambda _, limit: LongestStreak(limit, above=False),
 }
 
 
@@ -110,7 +156,7 @@ class Observer:
     """Reads a rule's metric from records, in order."""
 
     def __init__(self, rule: Rule) -> None:
-        self._metric = rule.metric
+        self._metric = rule.metric or ""
         self._reduction = reduction_of(rule.reduce) if rule.reduce else None
 
     def observe(self, record: MetricRecord) -> Observation | None:
@@ -118,14 +164,15 @@ class Observer:
 
         Raises MetricMismatch when the metric is a vector and the rule reduces nothing, or the reverse.
         """
-        scalar, vector = record.scalars.get(self._metric), record.vectors.get(self._metric)
+        metric = self._metric
+        scalar, vector = record.scalars.get(metric), record.vectors.get(metric)
         if self._reduction is None:
             if vector is not None:
-                message = f"{self._metric} is a vector of shape {list(vector.shape)}; give the rule a `reduce`"
+                message = f"{metric} is a vector of shape {list(vector.shape)}; give the rule a `reduce`"
                 raise MetricMismatch(message)
             return None if scalar is None else Observation(scalar)
         if scalar is not None:
-            message = f"{self._metric} is a scalar; take `reduce` out of the rule"
+            message = f"{metric} is a scalar; take `reduce` out of the rule"
             raise MetricMismatch(message)
         return None if vector is None else _reduced(self._reduction, vector)
 
@@ -133,6 +180,11 @@ class Observer:
         """A new attempt begins."""
         if self._reduction is not None:
             self._reduction.clear()
+
+    @property
+    def state(self) -> object:
+        """All that later observations depend on."""
+        return self._reduction.state if self._reduction else None
 
 
 def reduction_of(reduce: Reduce) -> Reduction:
@@ -146,13 +198,13 @@ def reduction_of(reduce: Reduce) -> Reduction:
 
 
 def _reduced(reduction: Reduction, vector: Vector) -> Observation | None:
-    values = vector.values()
-    if not values:
+    values = np.frombuffer(vector.data, "<f4")
+    if not len(values):
         return None
     # 32-bit floats cannot overflow a 64-bit sum, so the sum is finite exactly when every element is.
-    if not math.isfinite(sum(values)):
-        offset = next(offset for offset, value in enumerate(values) if not math.isfinite(value))
+    if not math.isfinite(values.sum(dtype=np.float64)):
+        offset = int(np.argmin(np.isfinite(values)))
         reduction.clear()
-        return Observation(values[offset], vector.index(offset))
+        return Observation(float(values[offset]), vector.index(offset))
     value, offset = reduction.reduce(values)
     return Observation(value, None if offset is None else vector.index(offset))

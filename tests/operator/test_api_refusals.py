@@ -90,7 +90,7 @@ BAD_RULES = {
     "no detector": (without(rule(), "spike"), "rules[0]", "exactly one detector"),
     "malformed metric": (rule(metric="Loss-1"), "rules[0].metric", "should match"),
     "metric name too long": (rule(metric="l" * 64), "rules[0].metric", "Too long"),
-    "unknown reduction": (rule(metric="qk_max_logit", reduce={"mean": True}), "rules[0].reduce.mean", "unknown field"),
+    "unknown reduction": (rule(metric="qk_max_logit", reduce={"mode": True}), "rules[0].reduce.mode", "unknown field"),
     "two reductions": (
         rule(metric="qk_max_logit", reduce={"max": True, "fractionBelow": 1}),
         "rules[0].reduce",
@@ -116,7 +116,37 @@ BAD_RULES = {
     "empty range": (rule(range={}) | {"spike": None}, "rules[0].range", "min or max"),
     "range upside down": (rule(range={"min": 2, "max": 1}) | {"spike": None}, "rules[0].range", "at most max"),
     "unknown action": (rule(action="Reboot"), "rules[0].action", "Rollback"),
-    "later detector": (rule(divergence={}) | {"spike": None}, "rules[0].divergence", "unknown field"),
+    "unknown detector": (rule(trend={"max": 1}) | {"spike": None}, "rules[0].trend", "unknown field"),
+    "sigma and ratio": (rule(spike={"sigma": 4, "ratio": 2}), "rules[0].spike", "exactly one of sigma and ratio"),
+    "no metric": (without(rule(), "metric"), "rules[0]", "must have a metric"),
+    "a level that never settles": (
+        rule(divergence={"relative": 0.2, "absolute": 0.1, "settleRecords": 60, "lookbackRecords": 50})
+        | {"spike": None},
+        "divergence.settleRecords",
+        "at most lookbackRecords",
+    ),
+    "silence that rolls back": (
+        rule(stale={"after": "5m"}, action="Rollback") | {"spike": None},
+        "rules[0].action",
+        "cannot be undone",
+    ),
+    "silence in days": (rule(stale={"after": "5d"}) | {"spike": None}, "rules[0].stale.after", "should match"),
+    "patience without a deed": (rule(noDataFor="5m"), "rules[0].noDataFor", "belongs to onNoData"),
+    "a composite of one": (
+        {"name": "both", "action": "Notify", "allOf": ["loss-spike"]},
+        "spec.rules",
+        "at least two rules",
+    ),
+    "a composite of unknown rules": (
+        {"name": "both", "action": "Notify", "anyOf": ["one", "two"]},
+        "spec.rules",
+        "rules of this policy",
+    ),
+    "a composite with a metric": (
+        {"name": "both", "metric": "loss", "action": "Notify", "anyOf": ["one", "two"]},
+        "rules[0]",
+        "neither metric nor reduce",
+    ),
 }
 
 

@@ -230,11 +230,15 @@ def test_without_a_policy_records_are_counted_and_nothing_fires() -> None:
     assert (judge.judged_step, judge.firing, judge.notes) == (11, None, ())
 
 
-def test_a_longer_memory_is_loaded_when_a_policy_needs_it() -> None:
-    short = policy(SPIKE)
-    state = run_state(guards=(guarded(short),))
-    judge = judge_of(state, run(healthy(10)), short)
+def test_an_edit_that_comes_into_force_is_judged_by_the_whole_history() -> None:
+    before, after = policy(SPIKE), policy({**SPIKE, "spike": {"sigma": 3}}, generation=2)
+    state = run_state(guards=(guarded(before),))
+    judge = judge_of(state, run(healthy(10)), before)
+    judge.texts[after.hash] = after
     assert not judge.needs_loading(state)
-    long = policy({**SPIKE, "spike": {"baseline": {"records": 2000, "minRecords": 50}, "sigma": 4}}, generation=2)
-    judge.texts[long.hash] = long
-    assert judge.needs_loading(state)
+    edited = run_state(guards=(guarded(before), guarded(after, step=11)))
+    assert judge.needs_loading(edited)
+    assert judge.wanted(edited)[1] == 1
+    judge.begin(edited, tuple(run(healthy(10))))
+    assert judge.judged_step == 10
+    assert not judge.needs_loading(edited)

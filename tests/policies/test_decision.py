@@ -1,9 +1,9 @@
 """Of all firing rules the strongest allowed action wins."""
 
-from judged_runs import accepted, new_history, record
+from judged_runs import accepted, new_run, record
 from trimtab_policies.decision import Decision, decide
-from trimtab_policies.evaluation import judge
-from trimtab_policies.policy import AcceptedPolicy, Action, Mode
+from trimtab_policies.policy import AcceptedPolicy, Mode
+from trimtab_policies.rules import Action
 
 
 def rule(action: str, limit: float = 5) -> dict[str, object]:
@@ -11,9 +11,9 @@ def rule(action: str, limit: float = 5) -> dict[str, object]:
 
 
 def decided(*policies: AcceptedPolicy, mode: Mode = Mode.ENFORCE, loss: float = 9) -> Decision:
-    history = new_history(*policies)
-    history.append(record(1, loss=loss))
-    return decide(judge(policies, history), guard_mode=mode)
+    run = new_run(*policies)
+    run.append(record(1, loss=loss))
+    return decide(run.judge(), guard_mode=mode)
 
 
 def test_nothing_happens_while_nothing_fires() -> None:
@@ -21,14 +21,14 @@ def test_nothing_happens_while_nothing_fires() -> None:
 
 
 def test_pending_no_data_and_error_never_act() -> None:
-    history = new_history()
-    history.append(record(1, other=1))
     quiet = accepted(rule("Stop"), {"metric": "other", "reduce": {"max": True}, "range": {"max": 0}, "action": "Stop"})
-    assert decide(judge((quiet,), history), guard_mode=Mode.ENFORCE).action is None
+    run = new_run(quiet)
+    run.append(record(1, other=1))
+    assert decide(run.judge(), guard_mode=Mode.ENFORCE).action is None
 
 
 def test_actions_rise_from_record_to_stop() -> None:
-    assert [action.severity for action in (Action.RECORD, Action.NOTIFY, Action.ROLLBACK, Action.STOP)] == [0, 1, 2, 3]
+    assert [action.severity for action in Action] == list(range(5))
 
 
 def test_the_highest_action_wins_and_the_others_are_kept() -> None:

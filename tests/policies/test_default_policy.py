@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 import yaml
-from judged_runs import new_history, record
+from judged_runs import new_run, record
 from trimtab_contract.metrics import MetricRecord, Vector
 from trimtab_policies.decision import decide
-from trimtab_policies.evaluation import judge
-from trimtab_policies.lineage import Appended, History
-from trimtab_policies.policy import AcceptedPolicy, Action, Mode, parse_policy
+from trimtab_policies.lineage import Appended
+from trimtab_policies.policy import AcceptedPolicy, Mode, parse_policy
+from trimtab_policies.rules import Action
 
 MANIFEST = yaml.safe_load((Path(__file__).parents[2] / "policies" / "library" / "default.yaml").read_text())
 DEFAULT = AcceptedPolicy.of(
@@ -33,13 +33,13 @@ def run(losses: list[float], **scalars: float) -> list[MetricRecord]:
     return [record(step, loss=loss, nonfinite=0, **scalars) for step, loss in enumerate(losses, 1)]
 
 
-def acts(records: list[MetricRecord], history: History | None = None) -> dict[int, tuple[Action, str]]:
+def acts(records: list[MetricRecord]) -> dict[int, tuple[Action, str]]:
     """By step, what was decided and by which rule."""
-    history = new_history(DEFAULT) if history is None else history
+    judged = new_run(DEFAULT)
     found: dict[int, tuple[Action, str]] = {}
     for one in records:
-        assert history.append(one) is Appended.ACCEPTED
-        decision = decide(judge((DEFAULT,), history), guard_mode=Mode.ENFORCE)
+        assert judged.append(one) is Appended.ACCEPTED
+        decision = decide(judged.judge(), guard_mode=Mode.ENFORCE)
         if decision.action is not None and decision.winner is not None:
             found[one.step] = decision.action, decision.winner.rule.name
     return found

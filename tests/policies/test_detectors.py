@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from judged_runs import healthy
-from trimtab_policies.detectors import BaselineStatistics, RangeDetector, SpikeDetector
-from trimtab_policies.policy import Baseline, Range, Spike
+from trimtab_policies.detectors import Assessment
+from trimtab_policies.detectors.range import RangeDetector
+from trimtab_policies.detectors.spike import SpikeBaseline, SpikeDetector
+from trimtab_policies.rules import Baseline, Range, Spike
 
 
 def spike(records: int = 20, fewest: int = 10, freeze: int = 15, **settings: float) -> SpikeDetector:
@@ -16,10 +18,15 @@ def spike(records: int = 20, fewest: int = 10, freeze: int = 15, **settings: flo
     return SpikeDetector(Spike.model_validate({"sigma": 4.0, **settings}).model_copy(update={"baseline": baseline}))
 
 
+def baseline_of(assessment: Assessment) -> SpikeBaseline:
+    assert isinstance(assessment.comparison, SpikeBaseline)
+    return assessment.comparison
+
+
 @pytest.mark.parametrize(("value", "breach", "threshold"), [(1, True, 2), (2, False, 5), (5, False, 5), (6, True, 5)])
 def test_a_range_is_breached_only_outside_its_bounds(value: float, breach: bool, threshold: float) -> None:
     assessment = RangeDetector(Range.model_validate({"min": 2, "max": 5})).assess(value)
-    assert (assessment.breach, assessment.threshold) == (breach, threshold)
+    assert (assessment.breach, assessment.comparison.threshold) == (breach, threshold)
 
 
 @pytest.mark.parametrize("bounds", [{"min": -1e308}, {"max": 1e308}])
@@ -43,9 +50,8 @@ def test_a_spike_is_above_mean_plus_sigma_std_of_the_values_before_it() -> None:
             detector.assess(before)
         assessment = detector.assess(value)
         assert assessment.breach is breach
-        assert assessment.threshold == pytest.approx(mean + 4 * std, rel=1e-12)
-        assert assessment.baseline is not None
-        assert assessment.baseline.count == 20
+        assert assessment.comparison.threshold == pytest.approx(mean + 4 * std, rel=1e-12)
+        assert baseline_of(assessment).count == 20
 
 
 def test_with_a_floor_the_value_must_exceed_the_mean_by_it_too() -> None:
@@ -59,16 +65,15 @@ def test_a_breaching_value_enters_no_baseline() -> None:
     detector = spike()
     for value in healthy(20):
         detector.assess(value)
-    before = detector.assess(9.0).baseline
-    assert detector.assess(9.0).baseline == before
-    assert detector.assess(math.nan).baseline == before
-    assert detector.assess(2.0).baseline == before
+    before = detector.assess(9.0).comparison
+    assert [detector.assess(value).comparison == before for value in (9.0, math.nan, 2.0)] == [True] * 3
 
 
 def test_a_non_finite_value_breaches_while_the_baseline_fills_and_enters_none() -> None:
     detector = spike()
     assert [detector.assess(value).breach for value in (2.0, math.nan, math.inf)] == [False, True, True]
-    assert detector.assess(2.0).baseline == BaselineStatistics(2.0, 2e-6, 1)
+    baseline = baseline_of(detector.assess(2.0))
+    assert (baseline.center, baseline.deviation, baseline.count) == (2.0, 2e-6, 1)
 
 
 def test_after_a_nan_later_spikes_are_still_seen() -> None:
@@ -93,8 +98,7 @@ def test_after_its_longest_freeze_the_baseline_is_rebuilt_on_the_new_level() -> 
     assessments = [detector.assess(value) for value in shifted]
     assert [one.breach for one in assessments] == [True] * 15 + [False] * 5
     assert [one.level_shift for one in assessments].index(True) == 15
-    assert assessments[15].baseline is not None
-    assert assessments[15].baseline.mean == pytest.approx(statistics.fmean(shifted[:15]))
+    assert baseline_of(assessments[15]).center == pytest.approx(statistics.fmean(shifted[:15]))
 
 
 def test_only_breaches_in_a_row_are_taken_for_a_new_level() -> None:
@@ -158,10 +162,9 @@ def test_one_huge_value_leaves_no_trace_once_it_has_left_the_window() -> None:
     detector = spike()
     for value in [1e300, *healthy(9), *healthy(20)]:
         detector.assess(value)
-    baseline = detector.assess(2.0).baseline
-    assert baseline is not None
-    assert baseline.mean == pytest.approx(2.0, abs=0.1)
-    assert baseline.std < 0.2
+    baseline = baseline_of(detector.assess(2.0))
+    assert baseline.center == pytest.approx(2.0, abs=0.1)
+    assert baseline.deviation < 0.2
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=40))
@@ -169,7 +172,7 @@ def test_mean_and_deviation_are_those_of_the_textbook(values: list[float]) -> No
     detector = spike(records=40, fewest=40)
     for value in values:
         detector.assess(value)
-    baseline = detector.assess(math.nan).baseline
-    assert baseline is not None
-    assert baseline.mean == pytest.approx(statistics.mean(values), rel=1e-12, abs=1e-30)
-    assert baseline.std == pytest.approx(max(statistics.stdev(values), 1e-6 * abs(baseline.mean)), rel=1e-9, abs=1e-30)
+    baseline = baseline_of(detector.assess(math.nan))
+    assert baseline.center == pytest.approx(statistics.mean(values), rel=1e-12, abs=1e-30)
+    floor = 1e-6 * abs(baseline.center)
+    assert baseline.deviation == pytest.approx(max(statistics.stdev(values), floor), rel=1e-9, abs=1e-30)

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from judged_runs import accepted
 from trimtab_policies.errors import InvalidPolicy
-from trimtab_policies.policy import Action, GuardPolicySpec, nearest_name, parse_policy, policy_hash
+from trimtab_policies.policy import GuardPolicySpec, nearest_name, parse_policy, policy_hash
+from trimtab_policies.rules import Action
 
 LIBRARY = Path(__file__).parents[2] / "policies" / "library"
 
@@ -62,10 +63,11 @@ def test_a_spec_as_users_write_it_is_accepted_with_its_defaults() -> None:
         (rule(forRecords=True), "spec.rules[0].forRecords", "whole number"),
         (rule(afterSteps=-1), "spec.rules[0].afterSteps", "at least 0"),
         (rule(graceSteps=-1), "spec.rules[0].graceSteps", "at least 0"),
-        (rule(action="Pause"), "spec.rules[0].action", "'Rollback'"),
-        (rule(onNoData="Breach"), "spec.rules[0].onNoData", "'Ignore'"),
-        (rule(noDataFor="5m"), "spec.rules[0].noDataFor", "remove it"),
-        (rule(divergence={}), "spec.rules[0].divergence", "remove it"),
+        (rule(action="Rewind"), "spec.rules[0].action", "'Rollback'"),
+        (rule(onNoData="Panic"), "spec.rules[0].onNoData", "'Breach'"),
+        (rule(noDataFor="5m"), "spec.rules[0].noDataFor", "belongs to onNoData"),
+        (rule(noDataFor="five", onNoData="Pause"), "spec.rules[0].noDataFor", "must match"),
+        (rule(divergence={}, range=None), "spec.rules[0].divergence.relative", "is required"),
         (rule(spike={"sigma": 4}), "spec.rules[0]", "exactly one detector"),
         (rule(range=None), "spec.rules[0]", "exactly one detector"),
         (rule(range={}), "spec.rules[0].range", "min or max"),
@@ -73,8 +75,8 @@ def test_a_spec_as_users_write_it_is_accepted_with_its_defaults() -> None:
         (rule(range={"max": float("nan")}), "spec.rules[0].range.max", "finite"),
         (rule(spike={"sigma": 0}, range=None), "spec.rules[0].spike.sigma", "greater than 0"),
         (rule(spike={"sigma": 4, "floor": 0}, range=None), "spec.rules[0].spike.floor", "greater than 0"),
-        (rule(spike={}, range=None), "spec.rules[0].spike.sigma", "is required"),
-        (spike_rule(statistic="Median"), "spec.rules[0].spike.baseline.statistic", "'Mean'"),
+        (rule(spike={}, range=None), "spec.rules[0].spike", "exactly one of sigma and ratio"),
+        (spike_rule(statistic="Mode"), "spec.rules[0].spike.baseline.statistic", "'Mean' or 'Median'"),
         (spike_rule(records=10_001), "spec.rules[0].spike.baseline.records", "at most 10000"),
         (
             spike_rule(records=20, minRecords=21),
@@ -90,7 +92,11 @@ def test_a_spec_as_users_write_it_is_accepted_with_its_defaults() -> None:
         (reduced({}), "spec.rules[0].reduce", "exactly one of"),
         (reduced({"max": True, "fractionBelow": 1}), "spec.rules[0].reduce", "max and fractionBelow"),
         (reduced({"max": False}), "spec.rules[0].reduce.max", "must be True"),
-        (reduced({"max": True, "minCount": 8}), "spec.rules[0].reduce.minCount", "belongs to fractionBelow"),
+        (
+            reduced({"max": True, "minCount": 8}),
+            "spec.rules[0].reduce.minCount",
+            "belongs to fractionAbove and fractionBelow",
+        ),
         (reduced({"longestStreakBelow": 1}, range={"max": 20_000}), "spec.rules[0].range.max", "for a streak"),
         (
             rule(action="Rollback", forRecords=60),

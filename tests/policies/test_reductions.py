@@ -3,10 +3,11 @@
 import math
 
 import pytest
-from judged_runs import accepted, judged, new_history, record
+from judged_runs import accepted, judged, new_run, record
 from trimtab_contract.metrics import MetricRecord, Vector
-from trimtab_policies.evaluation import State
+from trimtab_policies.explanation import explain
 from trimtab_policies.policy import AcceptedPolicy
+from trimtab_policies.verdicts import State
 
 
 def gamma(step: int, *values: float, attempt: int = 1, shape: tuple[int, ...] | None = None) -> MetricRecord:
@@ -20,7 +21,7 @@ def policy(reduce: dict[str, object], bounds: dict[str, float], **rule: object) 
 def test_max_is_the_largest_element_and_names_its_layer_and_head() -> None:
     [verdict] = judged(policy({"max": True}, {"max": 0.5}), [gamma(1, 0.25, -3, 0.75, 0.5, shape=(2, 2))])
     assert (verdict.state, verdict.observed, verdict.element) == (State.FIRING, 0.75, (1, 0))
-    assert verdict.message == "max of qk_clip_gamma 0.75 at element [1, 0] > 0.5, 1 record since step 1"
+    assert explain(verdict) == "max of qk_clip_gamma 0.75 at layer 1 head 0 > 0.5, 1 record since step 1"
 
 
 def test_fraction_below_counts_elements_strictly_below_the_limit() -> None:
@@ -67,10 +68,10 @@ def test_a_non_finite_vector_ends_every_elements_streak() -> None:
 
 def test_a_new_attempt_ends_every_elements_streak() -> None:
     rule = policy({"longestStreakBelow": 1}, {"max": 2})
-    history = new_history(rule)
-    judged(rule, [gamma(1, 0.5), gamma(2, 0.5)], history)
-    history.rebase(2, 1, 2)
-    assert [one.observed for one in judged(rule, [gamma(3, 0.5, attempt=2)], history)] == [1]
+    run = new_run(rule)
+    judged(rule, [gamma(1, 0.5), gamma(2, 0.5)], run)
+    run.rebase(2, 1, 2)
+    assert [one.observed for one in judged(rule, [gamma(3, 0.5, attempt=2)], run)] == [1]
 
 
 @pytest.mark.parametrize("reduce", [{"max": True}, {"fractionBelow": 0.1}, {"longestStreakBelow": 0.1}])
@@ -84,10 +85,10 @@ def test_a_scalar_rule_on_a_vector_is_an_error_that_says_what_to_do() -> None:
     rule = accepted({"metric": "my_vector", "range": {"max": 1}})
     [verdict] = judged(rule, [record(1, vectors={"my_vector": Vector.pack((1,), [9])})])
     assert (verdict.state, verdict.reason.value) == (State.ERROR, "MetricMismatch")
-    assert verdict.message == "my_vector is a vector of shape [1]; give the rule a `reduce`"
+    assert explain(verdict) == "my_vector is a vector of shape [1]; give the rule a `reduce`"
 
 
 def test_a_reducing_rule_on_a_scalar_is_an_error_that_says_what_to_do() -> None:
     rule = accepted({"metric": "my_scalar", "reduce": {"max": True}, "range": {"max": 1}})
     [verdict] = judged(rule, [record(1, my_scalar=9)])
-    assert (verdict.state, verdict.message) == (State.ERROR, "my_scalar is a scalar; take `reduce` out of the rule")
+    assert (verdict.state, explain(verdict)) == (State.ERROR, "my_scalar is a scalar; take `reduce` out of the rule")

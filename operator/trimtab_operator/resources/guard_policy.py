@@ -6,7 +6,13 @@ The same rules are checked in `trimtab_policies.checks`; here the API server sta
 from collections.abc import Mapping
 
 from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS
-from trimtab_policies.checks import DETECTOR_FIELDS, HEALTHY_WINDOWS_AFTER_DAMAGE, REDUCTION_FIELDS
+from trimtab_policies.checks import (
+    COMPOSITE_FIELDS,
+    DETECTOR_FIELDS,
+    FRACTION_FIELDS,
+    HEALTHY_WINDOWS_AFTER_DAMAGE,
+    REDUCTION_FIELDS,
+)
 from trimtab_policies.policy import GuardPolicySpec
 
 from trimtab_operator.resources.schema import Schema, add_rules, at, structural_schema
@@ -57,19 +63,34 @@ def policy_spec_schema() -> Schema:
         "rules[].reduce",
         validation(_exactly_one(REDUCTION_FIELDS), f"must have exactly one of {', '.join(REDUCTION_FIELDS)}"),
         validation(
-            "!has(self.minCount) || has(self.fractionBelow)",
-            "belongs to fractionBelow: remove it",
+            f"!has(self.minCount) || {_any(FRACTION_FIELDS)}",
+            f"belongs to {' and '.join(FRACTION_FIELDS)}: remove it",
             fieldPath=".minCount",
         ),
     )
+    add_rules(
+        schema,
+        "rules[].spike",
+        validation(_exactly_one(("sigma", "ratio")), "must have exactly one of sigma and ratio"),
+    )
+    add_rules(
+        schema,
+        "rules[].divergence",
+        validation(
+            "self.settleRecords <= self.lookbackRecords",
+            "must be at most lookbackRecords, else no level ever settles within it",
+            fieldPath=".settleRecords",
+        ),
+    )
     schema["x-kubernetes-validations"] = [
+        *_composite_rules(),
         validation(
             "self.rules.all(rule, rule.action != 'Rollback' || "
             f"self.remediation.skipBatches.probe >= rule.forRecords + {HEALTHY_WINDOWS_AFTER_DAMAGE})",
             "must be at least forRecords of every rule that rolls back, plus "
             f"{HEALTHY_WINDOWS_AFTER_DAMAGE}: so many healthy windows end the damage",
             fieldPath=".remediation.skipBatches.probe",
-        )
+        ),
     ]
     return schema
 
@@ -83,16 +104,69 @@ def _rule_rules() -> tuple[Mapping[str, str], ...]:
             fieldPath=".forRecords",
         ),
         validation(
-            f"has(self.reduce) || !(self.metric in {_texts(KNOWN_VECTORS)})",
+            "!has(self.divergence) || self.forRecords <= self.divergence.maxFreeze",
+            "must be at most divergence.maxFreeze, else the rule could never fire",
+            fieldPath=".forRecords",
+        ),
+        validation(
+            f"has(self.metric) || has(self.stale) || {_any(COMPOSITE_FIELDS)}",
+            "must have a metric, which this detector looks at",
+        ),
+        validation(
+            f"!({_any(COMPOSITE_FIELDS)}) || !(has(self.metric) || has(self.reduce))",
+            "must have neither metric nor reduce: a composite is made of other rules, which have metrics of their own",
+        ),
+        validation(
+            f"!has(self.metric) || has(self.reduce) || has(self.stale) || !(self.metric in {_texts(KNOWN_VECTORS)})",
             "is a vector: add reduce, which turns it into one number",
             fieldPath=".metric",
         ),
         validation(
-            f"!has(self.reduce) || !(self.metric in {_texts(KNOWN_SCALARS)})",
+            "!has(self.stale) || !has(self.reduce)", "must be left out: stale looks at no value", fieldPath=".reduce"
+        ),
+        validation(
+            "!has(self.stale) || self.action != 'Rollback'",
+            "must be Record, Notify, Pause or Stop with stale: a step that was never recorded cannot be undone",
+            fieldPath=".action",
+        ),
+        validation(
+            "!has(self.stale) || self.forRecords == 1",
+            "must be left out with stale, which counts time and no records",
+            fieldPath=".forRecords",
+        ),
+        validation(
+            f"self.onNoData == 'Ignore' || !(has(self.stale) || {_any(COMPOSITE_FIELDS)})",
+            "must be Ignore: this rule has no value of its own that could be absent",
+            fieldPath=".onNoData",
+        ),
+        validation(
+            "!has(self.noDataFor) || self.onNoData != 'Ignore'",
+            "belongs to onNoData Pause or Breach: set one of them or remove it",
+            fieldPath=".noDataFor",
+        ),
+        validation(
+            f"!has(self.reduce) || !has(self.metric) || !(self.metric in {_texts(KNOWN_SCALARS)})",
             "must be left out: the metric is a scalar",
             fieldPath=".reduce",
         ),
     )
+
+
+def _composite_rules() -> tuple[Mapping[str, str], ...]:
+    simple = " && ".join(f"!has(other.{field})" for field in COMPOSITE_FIELDS)
+    return tuple(
+        validation(
+            f"self.rules.all(rule, !has(rule.{field}) || (rule.{field}.size() >= 2 && "
+            f"rule.{field}.all(name, self.rules.exists_one(other, other.name == name && {simple}))))",
+            f"{field} must name at least two rules of this policy that are no composites themselves",
+            fieldPath=".rules",
+        )
+        for field in COMPOSITE_FIELDS
+    )
+
+
+def _any(fields: tuple[str, ...]) -> str:
+    return " || ".join(f"has(self.{field})" for field in fields)
 
 
 def _exactly_one(fields: tuple[str, ...]) -> str:

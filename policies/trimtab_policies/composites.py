@@ -1,0 +1,37 @@
+"""`allOf` and `anyOf`: what other rules of the policy say about the same record -> what the composite says.
+
+A component breaches when it fires. What a component cannot say (`NoData`, `Pending`, `Error`) decides nothing: `allOf`
+is healthy once one component is, `anyOf` breaches once one does, and else the composite says what the component says
+that cannot.
+"""
+
+from trimtab_policies.rules import Rule
+from trimtab_policies.verdicts import Finding, Reason, State, Verdict
+
+_WITHIN = Finding(State.HEALTHY, Reason.WITHIN_LIMITS)
+_SPEECHLESS = (State.ERROR, State.NO_DATA, State.PENDING)
+
+
+def combine(rule: Rule, components: tuple[Verdict, ...]) -> Finding:
+    """FIRING where the composite breaches at this record; `forRecords` is counted by the caller."""
+    firing = [one for one in components if one.state is State.FIRING]
+    states = {one.state for one in components}
+    enough = len(firing) == len(components) if rule.all_of else bool(firing)
+    if enough:
+        starts = [one.finding.first_bad for one in firing if one.finding.first_bad is not None]
+        first = min(starts, key=lambda place: place.step) if starts else None
+        return Finding(State.FIRING, Reason.COMPONENTS, first_bad=first, cause=firing[0], note=_names(rule, firing))
+    if rule.all_of and State.HEALTHY in states:
+        return _WITHIN
+    for state in _SPEECHLESS:
+        if state in states:
+            silent = next(one for one in components if one.state is state)
+            return Finding(state, silent.reason, cause=silent, note=f"rule {silent.rule.name} is {state.value}")
+    return _WITHIN
+
+
+def _names(rule: Rule, firing: list[Verdict]) -> str:
+    names = " and ".join(one.rule.name for one in firing)
+    verb = "fires" if len(firing) == 1 else "fire"
+    kind = "all" if rule.all_of else "any"
+    return f"{names} {verb} ({kind} of {', '.join(rule.components)})"

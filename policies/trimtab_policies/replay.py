@@ -1,0 +1,213 @@
+"""Records in order -> what one rule finds in each: observe, assess, count the streak.
+
+Streaks count consecutive observations of the metric: a record without it is NoData and neither counts nor interrupts,
+for a metric published every 50th step would otherwise never reach `forRecords`. A new attempt ends a streak. A record
+before the rule is armed (`afterSteps`, `graceSteps`) belongs to none, even one that is not finite.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from trimtab_contract.metrics import MetricRecord
+
+from trimtab_policies.composites import combine
+from trimtab_policies.detectors import Assessment, detector_of
+from trimtab_policies.errors import MetricMismatch
+from trimtab_policies.reductions import Observation, Observer
+from trimtab_policies.rules import Rule
+from trimtab_policies.verdicts import Finding, Place, Reason, State, Verdict
+
+_ABSENT = Finding(State.NO_DATA, Reason.METRIC_ABSENT)
+_COMPARE_EVERY = 64
+
+T_contra = TypeVar("T_contra", contravariant=True)
+T = TypeVar("T")
+
+
+class Resumption:
+    """From which attempt and step the present stretch of training counts: `graceSteps` begin there."""
+
+    def __init__(self, attempt: int, start_step: int) -> None:
+        self.attempt = attempt
+        self.start_step = start_step
+
+
+class Arming:
+    """Whether a rule may count a breach yet."""
+
+    def __init__(self, rule: Rule, resumption: Resumption) -> None:
+        self._after = rule.after_steps
+        self._grace = rule.grace_steps
+        self._resumption = resumption
+
+    def pending(self, record: MetricRecord) -> Reason | None:
+        """Why the rule is not armed at this record; None when it is."""
+        if record.step <= self._after:
+            return Reason.NOT_YET_ARMED
+        # In an earlier attempt's records only the baseline matters: the change of attempt ends their streaks.
+        resumption = self._resumption
+        if self._grace and record.attempt == resumption.attempt and record.step <= resumption.start_step + self._grace:
+            return Reason.IN_GRACE
+        return None
+
+
+class Replay(Protocol[T_contra]):
+    """Something that is fed one input per record and finds something in each."""
+
+    def step(self, record: MetricRecord, given: T_contra, /) -> Finding:
+        """Take the next record."""
+        ...
+
+    @property
+    def state(self) -> object:
+        """All that later findings depend on, comparable by value."""
+        ...
+
+
+class ValueReplay:
+    """A rule with a detector that looks at values."""
+
+    def __init__(self, rule: Rule, resumption: Resumption) -> None:
+        self._rule = rule
+        self._arming = Arming(rule, resumption)
+        self._observer = Observer(rule)
+        self._detector = detector_of(rule)
+        self._attempt = 0
+        self._streak = 0
+        self._first_bad: Place | None = None
+
+    def step(self, record: MetricRecord, _: object = None, /) -> Finding:
+        """Observe, assess, count."""
+        if record.attempt != self._attempt:
+            self._attempt = record.attempt
+            self._observer.clear()
+            self._detector.clear()
+            self._end_streak()
+        try:
+            observation = self._observer.observe(record)
+        except MetricMismatch as error:
+            return Finding(State.ERROR, Reason.METRIC_MISMATCH, note=str(error))
+        if observation is None:
+            return _ABSENT
+        assessment = self._detector.assess(observation.value)
+        if self._streak and (not assessment.breach or assessment.level_shift):
+            self._end_streak()
+        pending = self._arming.pending(record)
+        if pending is not None:
+            return Finding(State.PENDING, pending, observation, assessment)
+        if not assessment.breach:
+            return _calm(observation, assessment)
+        self._streak += 1
+        if self._first_bad is None:
+            self._first_bad = Place(record.step, record.window)
+        state, reason = self._breaching(observation)
+        return Finding(state, reason, observation, assessment, self._streak, self._first_bad)
+
+    @property
+    def state(self) -> object:
+        """What observer and detector remember, and the streak."""
+        return self._observer.state, self._detector.state, self._attempt, self._streak, self._first_bad
+
+    def _breaching(self, observation: Observation) -> tuple[State, Reason]:
+        rule = self._rule
+        if self._streak < rule.for_records:
+            return State.PENDING, Reason.BREACHING
+        if not math.isfinite(observation.value):
+            return State.FIRING, Reason.NON_FINITE
+        if rule.range is not None:
+            return State.FIRING, Reason.OUT_OF_RANGE
+        return State.FIRING, Reason.SPIKE if rule.spike is not None else Reason.DIVERGENCE
+
+    def _end_streak(self) -> None:
+        self._streak = 0
+        self._first_bad = None
+
+
+class CompositeReplay:
+    """A rule made of other rules' verdicts on the same record."""
+
+    def __init__(self, rule: Rule, resumption: Resumption) -> None:
+        self._rule = rule
+        self._arming = Arming(rule, resumption)
+        self._attempt = 0
+        self._streak = 0
+        self._first_bad: Place | None = None
+
+    def step(self, record: MetricRecord, components: tuple[Verdict, ...], /) -> Finding:
+        """Combine, count."""
+        if record.attempt != self._attempt:
+            self._attempt = record.attempt
+            self._end_streak()
+        combined = combine(self._rule, components)
+        if combined.state is State.NO_DATA:
+            return combined
+        breach = combined.state is State.FIRING
+        if not breach:
+            self._end_streak()
+        pending = self._arming.pending(record)
+        if pending is not None:
+            return Finding(State.PENDING, pending, cause=combined.cause, note=combined.note)
+        if not breach:
+            return combined
+        self._streak += 1
+        self._first_bad = self._first_bad or combined.first_bad or Place(record.step, record.window)
+        firing = self._streak >= self._rule.for_records
+        return Finding(
+            State.FIRING if firing else State.PENDING,
+            Reason.COMPONENTS if firing else Reason.BREACHING,
+            streak=self._streak,
+            first_bad=self._first_bad,
+            cause=combined.cause,
+            note=combined.note,
+        )
+
+    @property
+    def state(self) -> object:
+        """The streak."""
+        return self._attempt, self._streak, self._first_bad
+
+    def _end_streak(self) -> None:
+        self._streak = 0
+        self._first_bad = None
+
+
+class Succession(Generic[T]):
+    """Judges each record by a replay from that record's own origin (`reach`), in O(1) a record.
+
+    Two replays are under way: the one that judges, and the one begun at the next origin, which takes over when its turn
+    comes. Once both remember the same they are one, for equal states stay equal.
+    """
+
+    def __init__(self, span: int, make: Callable[[], Replay[T]]) -> None:
+        self._span = span
+        self._make = make
+        self._block = -1
+        self._judging: Replay[T] | None = None
+        self._succeeding: Replay[T] | None = None
+
+    def step(self, ordinal: int, record: MetricRecord, given: T) -> Finding:
+        """Take record number `ordinal` (from 1; rises by one a record)."""
+        block, offset = divmod(ordinal - 1, self._span)
+        if block != self._block:
+            self._judging = self._succeeding or self._make()
+            # The first block's replay begins with the history, as the next block's would.
+            self._succeeding = self._make() if self._block >= 0 else self._judging
+            self._block = block
+        judging, succeeding = self._judging, self._succeeding
+        if judging is None or succeeding is None:
+            raise AssertionError
+        found = judging.step(record, given)
+        if succeeding is not judging:
+            succeeding.step(record, given)
+            if offset % _COMPARE_EVERY == _COMPARE_EVERY - 1 and succeeding.state == judging.state:
+                self._succeeding = judging
+        return found
+
+
+def _calm(observation: Observation, assessment: Assessment) -> Finding:
+    if assessment.level_shift:
+        return Finding(State.HEALTHY, Reason.LEVEL_SHIFT, observation, assessment)
+    if assessment.warming_up:
+        return Finding(State.PENDING, Reason.WARMING_UP, observation, assessment)
+    return Finding(State.HEALTHY, Reason.WITHIN_LIMITS, observation, assessment)
