@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -62,6 +64,8 @@ def open_log(
     try:
         stream, head = _unpacked(path, progress)
         reader = reader_named(format) if format else choose(head, path.name)
+        if reader.seeks and isinstance(stream, gzip.GzipFile):
+            stream = _on_disk(stream)
         return LogFile(path, reader.read(stream, mapping, path.name), reader.name)
     except FileNotFoundError as error:
         raise NotFound(f"{path} does not exist.") from error
@@ -79,6 +83,14 @@ def _unpacked(path: Path, progress: Progress | None) -> tuple[BinaryStream, byte
     head = stream.read(HEAD_BYTES)
     stream.seek(0, io.SEEK_SET)
     return stream, head
+
+
+def _on_disk(stream: gzip.GzipFile) -> BinaryStream:
+    """The unpacked log in a file without a name: going back in a packed one starts over each time."""
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the log is read
+    shutil.copyfileobj(stream, unpacked, 1 << 20)
+    unpacked.seek(0)
+    return unpacked
 
 
 class _Counted(io.FileIO):

@@ -34,7 +34,8 @@ class LogReader:
 
     `recognises` sees the first bytes (HEAD_BYTES of them) and the file's name; `rows` sees the stream and the name.
     `aliases` are names that mean a metric in this format only, `undecorated` strips what the format puts around a name
-    (see `naming`). Rows of one step are merged if at most `reach` other steps lie between them.
+    (see `naming`). Rows of one step are merged if at most `reach` other steps lie between them. `seeks` says that the
+    stream has to be seekable, and cheaply.
     """
 
     name: str
@@ -44,6 +45,7 @@ class LogReader:
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     undecorated: Callable[[str], str | None] = same_name
     reach: int = 0
+    seeks: bool = False
 
     def read(self, stream: BinaryStream, mapping: Mapping[str, str] | None = None, filename: str = "") -> "Reading":
         """Read a log once; `mapping` is metric -> column, and `step` may be mapped too. Raises InvalidMapping."""

@@ -3,14 +3,36 @@
 from pathlib import PurePath
 
 from trimtab_policies.errors import UnknownLogFormat
-from trimtab_policies.log_readers import csv_table, jsonl, llm_c, megatron, modded_nanogpt, nanogpt, text
+from trimtab_policies.log_readers import (
+    archive,
+    csv_table,
+    hugging_face,
+    json_array,
+    jsonl,
+    llm_c,
+    megatron,
+    mlflow,
+    modded_nanogpt,
+    nanogpt,
+    redis_dump,
+    tensorboard,
+    text,
+    wandb,
+)
 from trimtab_policies.log_readers.reading import Confidence, LogReader
 
 HEAD_BYTES = 4 * 1024 * 1024
 """How much of a log is looked at: training programs print megabytes before their first step."""
 
 READERS: tuple[LogReader, ...] = (
+    tensorboard.READER,
+    archive.READER,
+    redis_dump.READER,
+    hugging_face.READER,
+    mlflow.READER,
+    wandb.READER,
     jsonl.READER,
+    json_array.READER,
     megatron.READER,
     llm_c.READER,
     nanogpt.READER,
