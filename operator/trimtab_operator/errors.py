@@ -11,6 +11,7 @@ OperatorError
     ├── NotFound            the object does not exist
     ├── StoreRefused        wrong bucket, credentials or rights; says which field to correct
     ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
+    ├── JournalBroken       a run's journal was altered or lost records; nothing may be decided from it
     ├── InvalidResource     an object the API server or the operator refuses; says which field to correct
     └── InvalidSettings     the operator's own environment is wrong; says which variables to correct
 """
@@ -58,6 +59,10 @@ class StoreRefused(PermanentError):
 
 class AuditStoreUnfit(PermanentError):
     """The audit bucket cannot hold a journal."""
+
+
+class JournalBroken(PermanentError):
+    """A run's journal does not continue itself; says at which record, and what shows more."""
 
 
 class InvalidResource(PermanentError):

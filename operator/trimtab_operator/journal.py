@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import msgspec
+from trimtab_contract.errors import MalformedJournal
 from trimtab_contract.journal import Actor, JournalRecord, canonical_bytes, parse_record, record_hash
 from trimtab_contract.keys import RunId
 
 from trimtab_operator.adapters.ports import Appended, JournalStore
 from trimtab_operator.commands import Draft
-from trimtab_operator.errors import Conflict, Fenced
+from trimtab_operator.errors import Conflict, Fenced, JournalBroken
 from trimtab_operator.run_state import JournalAction, RunState, fold
 
 _GENESIS_EPOCH = 0
@@ -53,9 +54,17 @@ class RunJournal:
         self._unsettled: tuple[int, bytes] | None = None
 
     async def read(self) -> None:
-        """Fold what the store holds beyond the records already folded; raises Fenced behind a newer operator."""
-        for seq, body in await self._store.read(self._run, after=self.state.seq):
-            self._fold(seq, body)
+        """Fold what the store holds beyond the records already folded.
+
+        Raises Fenced behind a newer operator, JournalBroken where a record does not continue the one before it: then
+        nothing that was folded is believed any more, and the run must be taken over anew.
+        """
+        try:
+            for seq, body in await self._store.read(self._run, after=self.state.seq):
+                self._fold(seq, body)
+        except JournalBroken:
+            self.state, self.epoch = RunState(), _GENESIS_EPOCH
+            raise
         if self.epoch and self.state.epoch > self.epoch:
             message = f"epoch {self.state.epoch} leads run {self._run}; this operator has {self.epoch}"
             raise Fenced(message)
@@ -64,7 +73,7 @@ class RunJournal:
         """Open the run under a new epoch, above the Lease's and above every epoch in the journal.
 
         The record is also the intent of re-affirming the directive in force under the new epoch, so that a fenced
-        operator can overwrite nothing. Raises Conflict when another one was quicker.
+        operator can overwrite nothing. Raises Conflict when another one was quicker, JournalBroken as `read`.
         """
         await self.settle()
         await self.read()
@@ -126,11 +135,31 @@ class RunJournal:
         self._fold(seq, body)
 
     def _fold(self, seq: int, body: bytes) -> None:
-        record = parse_record(body)
-        head = record_hash(body)
         if seq <= self.state.seq:
             return  # an own record whose reply was lost may have been read before it was settled
+        record = self._checked(seq, body)
+        head = record_hash(body)
         if record.actor.epoch < self.state.epoch:
             self.state = replace(self.state, seq=seq, head=head)
         else:
             self.state = fold(self.state, record, head)
+
+    def _checked(self, seq: int, body: bytes) -> JournalRecord:
+        """The record, if it continues what was folded; records of fenced operators do, for they chain like others."""
+        if seq != self.state.seq + 1:
+            raise self._broken(self.state.seq + 1, f"it is missing; the next one found is {seq}")
+        try:
+            record = parse_record(body)
+        except MalformedJournal as error:
+            raise self._broken(seq, str(error)) from error
+        if record.seq != seq:
+            raise self._broken(seq, f"its content says sequence number {record.seq}")
+        if record.prev != self.state.head:
+            raise self._broken(seq, "it does not continue the hash of the record before it")
+        return record
+
+    def _broken(self, seq: int, why: str) -> JournalBroken:
+        return JournalBroken(
+            f"the journal is broken at record {seq}: {why}; nothing is done for this run until the journal is whole "
+            f"again: run `trimtab audit verify {self._run}`"
+        )

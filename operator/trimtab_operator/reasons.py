@@ -17,6 +17,8 @@ class ConditionType(StrEnum):
     METRIC_MISSING = "MetricMissing"
     INCIDENT_OPEN = "IncidentOpen"
     NEEDS_HUMAN = "NeedsHuman"
+    JOURNAL_BROKEN = "JournalBroken"
+    """The run's own journal was altered or lost records: nothing is decided from it."""
     FINISH_PENDING = "FinishPending"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -41,6 +43,7 @@ class Reason(StrEnum):
     BUS_UNAVAILABLE = "BusUnavailable"
     NAME_TAKEN = "NameTaken"
     AUDIT_STORE_UNFIT = "AuditStoreUnfit"
+    JOURNAL_BROKEN = "JournalBroken"
 
     # Worlds.
     WORLD_STARTING = "WorldStarting"

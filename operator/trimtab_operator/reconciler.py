@@ -17,7 +17,14 @@ from trimtab_contract.keys import RunId, ack_stream, metrics_stream
 from trimtab_operator.adapters.ports import Bus, CheckpointStores, Cluster, JournalStore, KubernetesObject, Lease
 from trimtab_operator.commands import Append, Draft, Perform
 from trimtab_operator.effects import Surroundings, ensure_user, perform, publish
-from trimtab_operator.errors import BusUnavailable, InvalidResource, NotFound, OperatorError, TemporaryError
+from trimtab_operator.errors import (
+    BusUnavailable,
+    InvalidResource,
+    JournalBroken,
+    NotFound,
+    OperatorError,
+    TemporaryError,
+)
 from trimtab_operator.guards import load_texts
 from trimtab_operator.journal import Identity, RunJournal, wall_time
 from trimtab_operator.judge import Judge
@@ -25,6 +32,7 @@ from trimtab_operator.metric_watch import MetricWatch
 from trimtab_operator.observation import Acks
 from trimtab_operator.observer import Observer, Surveyed
 from trimtab_operator.progress import ProgressClock
+from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.records import BATCH, RecordFeed
 from trimtab_operator.remediation import advance
 from trimtab_operator.reporter import Reporter
@@ -104,6 +112,20 @@ class RunReconciler:
         await self._journal.take_over(self._ports.lease.epoch)
         await load_texts(self._ports.journal, self.state, self._judge.texts)
         self._woken.set()
+
+    async def refuse(self, error: JournalBroken) -> None:
+        """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""
+        if not self._ports.lease.valid():
+            return
+        try:
+            body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
+            self.gone = body["metadata"]["uid"] != self.run.uid
+            if not self.gone:
+                await self._reporter.warn(body, (ConditionType.JOURNAL_BROKEN, True, Reason.JOURNAL_BROKEN, str(error)))
+        except NotFound:
+            self.gone = True
+        except OperatorError as away:
+            log.warning("status not written", run=str(self.run), error=str(away))
 
     async def turn(self) -> None:
         """Wait for news, judge it, and reconcile when something changed; raises temporary errors and Fenced."""

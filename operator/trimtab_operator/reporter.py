@@ -18,7 +18,15 @@ from trimtab_operator.journal import wall_time
 from trimtab_operator.observer import Surveyed
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.run_state import RunState
-from trimtab_operator.status import Status, incident_object, incident_plans, incident_status, job_status
+from trimtab_operator.status import (
+    ConditionRow,
+    Status,
+    condition,
+    incident_object,
+    incident_plans,
+    incident_status,
+    job_status,
+)
 from trimtab_operator.story import event_of
 from trimtab_operator.workload import TrainingJobView
 
@@ -49,26 +57,26 @@ class Reporter:
 
     async def invalid(self, body: KubernetesObject, message: str) -> None:
         """A TrainingJob that cannot be read: say which field, and wait for its next generation."""
+        await self.warn(body, (ConditionType.READY, False, Reason.INVALID_SPEC, message))
+
+    async def warn(self, body: KubernetesObject, row: ConditionRow) -> None:
+        """Say one thing beside what is shown, as a condition, the message and an Event, where nothing else is known.
+
+        Does nothing while the object says so already. Raises as `Cluster.patch_status`.
+        """
         metadata = body["metadata"]
         before: Mapping[str, Any] = body.get("status") or {}
         known: list[Status] = list(before.get("conditions") or [])
-        ready = next((one for one in known if one["type"] == ConditionType.READY.value), None)
-        if ready is not None and ready["message"] == message and ready["status"] == "False":
+        said = condition(row, metadata["generation"], wall_time(), known)
+        if any(all(one.get(name) == said[name] for name in ("type", "status", "message")) for one in known):
             return
-        condition: Status = {
-            "type": ConditionType.READY.value,
-            "status": "False",
-            "reason": Reason.INVALID_SPEC.value,
-            "message": message,
-            "observedGeneration": metadata["generation"],
-            "lastTransitionTime": wall_time(),
-        }
-        others = [one for one in known if one["type"] != ConditionType.READY.value]
-        status = {"conditions": [*others, condition], "message": message[:1000]}
+        others = [one for one in known if one["type"] != said["type"]]
+        status = {"conditions": [*others, said], "message": said["message"]}
         await self._cluster.patch_status(
             Kind.TRAINING_JOB, metadata["namespace"], metadata["name"], status, metadata["resourceVersion"]
         )
-        await self._cluster.event(body, EventType.WARNING, Reason.INVALID_SPEC, message)
+        _, _, reason, message = row
+        await self._cluster.event(body, EventType.WARNING, reason, message)
 
     async def report(
         self,

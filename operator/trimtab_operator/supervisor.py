@@ -10,7 +10,7 @@ from trimtab_contract.errors import ContractError
 from trimtab_contract.journal import parse_record
 from trimtab_contract.keys import RunId, redis_user, redis_user_namespace
 
-from trimtab_operator.errors import Fenced, OperatorError, TemporaryError
+from trimtab_operator.errors import Fenced, JournalBroken, OperatorError, TemporaryError
 from trimtab_operator.policy_reporter import report_policy
 from trimtab_operator.reconciler import Ports, RunReconciler
 from trimtab_operator.run_state import JournalAction
@@ -52,8 +52,8 @@ class Supervisor:
         self._tasks[run] = asyncio.create_task(self._keep(reconciler), name=str(run))
 
     def see_policy(self, body: Mapping[str, Any]) -> None:
-        """A GuardPolicy exists or changed: tell its owner what we think of it, and wake the runs it may judge."""
-        self.wake(str(body["metadata"]["namespace"]))
+        """A policy exists or changed: tell its owner what we think of it, and wake the runs it may judge."""
+        self.wake(body["metadata"].get("namespace"))
         task = asyncio.create_task(self._report_policy(body))
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
@@ -66,10 +66,10 @@ class Supervisor:
         except OperatorError as error:
             log.warning("policy status not written", policy=body["metadata"]["name"], error=str(error))
 
-    def wake(self, namespace: str, name: str | None = None) -> None:
-        """Something near the runs of a namespace, or of one job, changed."""
+    def wake(self, namespace: str | None, name: str | None = None) -> None:
+        """Something near the runs of a namespace (None: of every one), or near one job, changed."""
         for run, reconciler in self._runs.items():
-            if run.namespace == namespace and name in {None, run.name}:
+            if namespace in {None, run.namespace} and name in {None, run.name}:
                 reconciler.wake()
 
     async def resync(self) -> None:
@@ -132,6 +132,11 @@ class Supervisor:
                 log.warning("waiting", run=str(reconciler.run), error=str(error))
                 await _back_off(failures)
                 reconciler.wake()
+            except JournalBroken as error:
+                failures, opened = failures + 1, False
+                log.warning("run not taken", run=str(reconciler.run), error=str(error))
+                await reconciler.refuse(error)
+                await _back_off(failures + len(RETRY_SECONDS))
             except OperatorError as error:
                 failures += 1
                 log.warning("cannot go on now", run=str(reconciler.run), error=str(error))

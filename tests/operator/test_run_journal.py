@@ -9,13 +9,13 @@ import pytest
 from object_store_fixture import ADMIN, ObjectStoreServer
 from trimtab_contract.directives import Action, Directive
 from trimtab_contract.journal import Phase, parse_record, verify_chain
-from trimtab_contract.keys import RunId
+from trimtab_contract.keys import RunId, journal_record
 from trimtab_operator.adapters.ports import Appended
 from trimtab_operator.adapters.s3 import S3Credentials, S3JournalStore, S3Location
 from trimtab_operator.commands import Draft
-from trimtab_operator.errors import Conflict, Fenced, StoreUnavailable
+from trimtab_operator.errors import Conflict, Fenced, JournalBroken, StoreUnavailable
 from trimtab_operator.journal import Identity, RunJournal
-from trimtab_operator.run_state import JournalAction, RunPhase
+from trimtab_operator.run_state import JournalAction, RunPhase, RunState
 
 FIRST = Directive(epoch=1, seq=2, world=1, attempt=1, action=Action.RUN)
 
@@ -230,3 +230,72 @@ async def test_an_append_returns_the_record_as_its_readers_see_it(store: S3Journ
     record = await one.append(draft)
     assert record.reason == {"observed": "NaN"}
     assert record == parse_record((await store.read(run))[-1][1])
+
+
+def rewrite(object_store: ObjectStoreServer, bucket: str, run: RunId, seq: int, body: bytes | None) -> None:
+    """What somebody with rights on the audit bucket can do to a record."""
+    client, key = object_store.client(), journal_record(run, seq)
+    if body is None:
+        client.delete_object(Bucket=bucket, Key=key)
+    else:
+        client.put_object(Bucket=bucket, Key=key, Body=body)
+
+
+@pytest.mark.parametrize(
+    ("seq", "damage", "message"),
+    [
+        (2, "altered", r"broken at record 3: it does not continue the hash of the record before it"),
+        (2, "missing", r"broken at record 2: it is missing; the next one found is 3"),
+        (2, "unreadable", r"broken at record 2: .*cannot be decoded"),
+        (1, "missing", r"broken at record 1: it is missing; the next one found is 2"),
+        (2, "moved", r"broken at record 2: its content says sequence number 1"),
+    ],
+)
+async def test_nobody_takes_a_run_over_whose_journal_does_not_continue_itself(
+    store: S3JournalStore,
+    object_store: ObjectStoreServer,
+    bucket: str,
+    run: RunId,
+    seq: int,
+    damage: str,
+    message: str,
+) -> None:
+    first = journal(store, run)
+    await first.take_over(0)
+    await first.append(started())
+    await first.append(fact())
+    bodies = dict(await store.read(run))
+    altered = bodies[2].replace(b'"counted":false', b'"counted":true')
+    assert altered != bodies[2]
+    damaged = {"altered": altered, "missing": None, "unreadable": b"no record", "moved": bodies[1]}[damage]
+    rewrite(object_store, bucket, run, seq, damaged)
+    before = await store.read(run)
+    second = journal(store, run)
+    with pytest.raises(JournalBroken, match=message) as refused:
+        await second.take_over(5)
+    assert f"trimtab audit verify {run}" in str(refused.value)
+    assert await store.read(run) == before, "a broken journal got another record"
+    assert second.epoch == 0
+
+    rewrite(object_store, bucket, run, seq, bodies[seq])
+    await second.take_over(5)
+    assert second.epoch == 6
+    assert await stored(store, run) == ["Takeover", "StartWorld", "WorldRunning", "Takeover"]
+
+
+async def test_a_leader_that_finds_a_forged_record_in_its_place_believes_nothing_and_takes_the_run_over_anew(
+    store: S3JournalStore, object_store: ObjectStoreServer, bucket: str, run: RunId
+) -> None:
+    one = journal(store, run)
+    await one.take_over(0)
+    await one.append(started())
+    forged = (await store.read(run))[1][1].replace(b'"seq":2', b'"seq":3', 1)
+    rewrite(object_store, bucket, run, 3, forged)
+    with pytest.raises(JournalBroken, match="broken at record 3"):
+        await one.append(fact())
+    assert one.state == RunState(), "what was folded is still believed"
+    with pytest.raises(JournalBroken, match="broken at record 3"):
+        await one.take_over(0)
+    rewrite(object_store, bucket, run, 3, None)
+    await one.take_over(0)
+    assert await stored(store, run) == ["Takeover", "StartWorld", "Takeover"]

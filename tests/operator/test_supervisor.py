@@ -3,13 +3,14 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from control_plane_fixture import ControlPlane
 from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import training_job
 from redis_fixture import RedisServer
-from trimtab_contract.keys import RunId, redis_user, redis_user_namespace
+from trimtab_contract.keys import RunId, journal_record, redis_user, redis_user_namespace
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.lease import LeaderLease
 from trimtab_operator.adapters.redis import RedisBus
@@ -23,11 +24,18 @@ IDENTITY = Identity("operator", "pod", "uid", "image")
 
 
 @pytest.fixture
-async def ports(api: ControlPlane, redis_server: RedisServer, object_store: ObjectStoreServer) -> AsyncIterator[Ports]:
+def audit_bucket(object_store: ObjectStoreServer) -> str:
+    return object_store.new_bucket("audit")
+
+
+@pytest.fixture
+async def ports(
+    api: ControlPlane, redis_server: RedisServer, object_store: ObjectStoreServer, audit_bucket: str
+) -> AsyncIterator[Ports]:
     ours = api.create_namespace("ours")
     cluster = await KubernetesCluster.connect(api.kubeconfig, namespaces=(ours,))
     bus = RedisBus(redis_server.url, timeout_seconds=2.0)
-    location = S3Location(object_store.new_bucket("audit"), object_store.endpoint)
+    location = S3Location(audit_bucket, object_store.endpoint)
     journal = S3JournalStore(location, S3Credentials(ADMIN.access_key, ADMIN.secret_key))
     stores = S3CheckpointStores()
     lease = LeaderLease(cluster, ours, "operator", "pod", duration_seconds=300)
@@ -93,6 +101,47 @@ async def test_a_damaged_journal_keeps_no_other_run_from_being_ended(ports: Port
     last = await ports.journal.last(gone)
     assert last is not None
     assert b'"RunEnded"' in last
+
+
+async def test_a_run_whose_journal_was_altered_is_not_taken_and_says_so_until_it_is_whole_again(
+    api: ControlPlane, ports: Ports, object_store: ObjectStoreServer, audit_bucket: str
+) -> None:
+    (ours,) = ports.namespaces
+    api.apply(training_job("demo", ours))
+    body = await ports.cluster.training_job(ours, "demo")
+    run = RunId(ours, "demo", body["metadata"]["uid"])
+    for _ in range(3):
+        await open_journal(ports, run)
+    whole = dict(await ports.journal.read(run))
+    key = journal_record(run, 2)
+    altered = whole[2].replace(b'"pod":"pod"', b'"pod":"own"')
+    object_store.client().put_object(Bucket=audit_bucket, Key=key, Body=altered)
+
+    supervisor = Supervisor(ports)
+    supervisor.see(body)
+    try:
+        broken = await _condition(ports, ours, "JournalBroken")
+        assert "the journal is broken at record 3" in broken["message"]
+        assert f"trimtab audit verify {run}" in broken["message"]
+        assert dict(await ports.journal.read(run)) == {**whole, 2: altered}, "something was decided from it"
+        events = api.kubectl("get", "events", f"--namespace={ours}", "-o=jsonpath={.items[*].reason}")
+        assert events.split() == ["JournalBroken"]
+
+        object_store.client().put_object(Bucket=audit_bucket, Key=key, Body=whole[2])
+        await _condition(ports, ours, "JournalBroken", gone=True)
+        assert len(await ports.journal.read(run)) > len(whole)
+    finally:
+        await supervisor.close()
+
+
+async def _condition(ports: Ports, namespace: str, kind: str, *, gone: bool = False) -> dict[str, Any]:
+    """Wait until the job shows a condition, or shows it no more."""
+    while True:
+        status: dict[str, Any] = (await ports.cluster.training_job(namespace, "demo")).get("status") or {}
+        found = [one for one in status.get("conditions", []) if one["type"] == kind]
+        if bool(found) is not gone:
+            return found[0] if found else {}
+        await asyncio.sleep(0.05)
 
 
 async def test_the_sweep_removes_users_of_runs_that_are_gone_and_no_others(api: ControlPlane, ports: Ports) -> None:
