@@ -1,6 +1,9 @@
 """Looks at everything a decision may depend on and makes one frozen Observation of it; changes nothing of the run."""
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import Ack, Action, CheckpointReference
@@ -20,6 +23,10 @@ from trimtab_operator.reasons import Reason
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
+
+_One = TypeVar("_One")
+_Two = TypeVar("_Two")
+_Three = TypeVar("_Three")
 
 CREDENTIAL_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
@@ -63,11 +70,11 @@ class Observer:
         self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
 
     async def survey(self, job: TrainingJobView, state: RunState, judge: Judge) -> Surveyed:
-        """Read the job's surroundings afresh; raises temporary errors only."""
-        blockers = await self._open_store(job, state)
-        guard = await read_guard(self._cluster, job.namespace, job.spec, state, judge.texts)
-        await keep_texts(self._journal, guard, judge.texts)
-        blockers += [Blocker(problem.reason, problem.message) for problem in guard.blocking]
+        """Read the job's surroundings afresh, all at once; raises temporary errors only."""
+        opened, guard, pods = await _together(
+            self._open_store(job, state), self._read_guard(job, state, judge), self._pods(job, state)
+        )
+        blockers = (*opened, *(Blocker(problem.reason, problem.message) for problem in guard.blocking))
         budget = job.spec.budget
         limits = Limits(
             max_rollbacks=budget.max_rollbacks,
@@ -77,7 +84,7 @@ class Observer:
             generation=job.generation,
             suspend=job.spec.suspend,
         )
-        return Surveyed(limits, tuple(blockers), guard, await self._pods(job, state))
+        return Surveyed(limits, blockers, guard, pods)
 
     async def observe(
         self, surveyed: Surveyed, *, job: str, now: str, acks: Acks, judge: Judge, state: RunState, hung: str
@@ -174,15 +181,33 @@ class Observer:
             return [Blocker(Reason.STORE_UNAVAILABLE, f"spec.{error}")]
         return []
 
+    async def _read_guard(self, job: TrainingJobView, state: RunState, judge: Judge) -> GuardView:
+        guard = await read_guard(self._cluster, job.namespace, job.spec, state, judge.texts)
+        await keep_texts(self._journal, guard, judge.texts)
+        return guard
+
     async def _pods(self, job: TrainingJobView, state: RunState) -> Pods:
         if state.world is None:
             return Pods()
         number = state.world.number
+        # The Job first: once it has ended it makes no more pods, and a later list of them is the last word.
         found = await self._cluster.get_job(job.namespace, world_name(job.name, number))
         if found is not None and not owned_by(found, job.uid):
             found = None
         pods = await self._cluster.pods(job.namespace, world_selector(job, number))
         return pods_of_world(number, found, pods)
+
+
+async def _together(
+    one: Coroutine[Any, Any, _One], two: Coroutine[Any, Any, _Two], three: Coroutine[Any, Any, _Three]
+) -> tuple[_One, _Two, _Three]:
+    """The results of three reads that do not depend on each other; raises the first error and ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = group.create_task(one), group.create_task(two), group.create_task(three)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return tasks[0].result(), tasks[1].result(), tasks[2].result()
 
 
 def _may_be_held(state: RunState) -> bool:
