@@ -6,7 +6,7 @@ ENVIRONMENT := $(CACHE)/env-$(shell (python3 scripts/requirements.py; cat constr
 BIN := .venv/bin
 SANDBOX := $(or $(TRIMTAB_SANDBOX_HOME),/var/lib/trimtab-sandbox)
 
-.PHONY: help environment demo test test-fast test-image lint format crds bench clean
+.PHONY: help environment demo test test-fast test-image lint format chart bench clean
 
 help:
 	@echo "make demo        a damaged training run on a real one-node cluster: seen, rolled back, skipped past, audited"
@@ -46,8 +46,10 @@ format: environment
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-crds: environment
+chart: environment
 	@$(BIN)/python -m trimtab_operator.resources helm/trimtab/files/crds
+	@mkdir -p helm/trimtab/files/policies
+	@for file in policies/library/*.yaml; do case $$file in *.test.yaml) ;; *) cp $$file helm/trimtab/files/policies/;; esac; done
 
 bench: environment
 	@$(BIN)/python -m benchmarks

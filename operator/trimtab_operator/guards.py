@@ -9,7 +9,7 @@ from trimtab_policies.errors import InvalidPolicy
 from trimtab_policies.policy import AcceptedPolicy, GuardPolicySpec, Mode, parse_policy
 from trimtab_policies.rules import Action
 
-from trimtab_operator.adapters.ports import Cluster, JournalStore
+from trimtab_operator.adapters.ports import Cluster, JournalStore, Kind
 from trimtab_operator.errors import NotFound
 from trimtab_operator.incidents import PolicyIdentity
 from trimtab_operator.reasons import Reason
@@ -74,11 +74,12 @@ async def read_guard(
     blocking: list[GuardProblem] = []
     outdated: list[GuardProblem] = []
     for reference in spec.guard.policies:
-        found = await _read(cluster, namespace, reference.name, spec)
+        kind = Kind(reference.kind)
+        found = await _read(cluster, kind, namespace, reference.name, spec)
         if isinstance(found, AcceptedPolicy):
             policies.append(found)
             continue
-        last = _last_accepted(state, reference.name, texts)
+        last = _last_accepted(state, kind, reference.name, texts)
         if last is None:
             blocking.append(found)
             continue
@@ -113,27 +114,29 @@ async def load_texts(journal: JournalStore, state: RunState, texts: dict[str, Ac
             )
 
 
-async def _read(cluster: Cluster, namespace: str, name: str, spec: TrainingJobSpec) -> AcceptedPolicy | GuardProblem:
+async def _read(
+    cluster: Cluster, kind: Kind, namespace: str, name: str, spec: TrainingJobSpec
+) -> AcceptedPolicy | GuardProblem:
     """The policy as it is in the cluster, or why it cannot judge this job."""
     try:
-        policy = _accept(await cluster.guard_policy(namespace, name))
+        policy = _accept(kind, await cluster.guard_policy(kind, namespace, name))
     except NotFound:
-        message = f"GuardPolicy {name} does not exist in namespace {namespace}: create it"
-        return GuardProblem(Reason.POLICY_MISSING, message)
+        place = f" in namespace {namespace}" if kind is Kind.GUARD_POLICY else ""
+        return GuardProblem(Reason.POLICY_MISSING, f"{kind} {name} does not exist{place}: create it")
     except InvalidPolicy as error:
-        return GuardProblem(Reason.POLICY_INVALID, f"GuardPolicy {name}: {error}")
+        return GuardProblem(Reason.POLICY_INVALID, f"{kind} {name}: {error}")
     unmet = unsatisfiable(policy.spec, spec.trainer.config)
     if unmet:
-        return GuardProblem(Reason.POLICY_UNSATISFIABLE, f"GuardPolicy {name}: {'; '.join(unmet)}")
+        return GuardProblem(Reason.POLICY_UNSATISFIABLE, f"{kind} {name}: {'; '.join(unmet)}")
     return policy
 
 
-def _accept(body: Any) -> AcceptedPolicy:
+def _accept(kind: Kind, body: Any) -> AcceptedPolicy:
     metadata = body["metadata"]
     return AcceptedPolicy.of(
         parse_policy(body["spec"]),
-        kind="GuardPolicy",
-        namespace=metadata["namespace"],
+        kind=kind.value,
+        namespace=metadata.get("namespace"),
         name=metadata["name"],
         uid=metadata["uid"],
         generation=metadata["generation"],
@@ -145,9 +148,9 @@ def _canonical(spec: GuardPolicySpec) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _last_accepted(state: RunState, name: str, texts: dict[str, AcceptedPolicy]) -> AcceptedPolicy | None:
+def _last_accepted(state: RunState, kind: Kind, name: str, texts: dict[str, AcceptedPolicy]) -> AcceptedPolicy | None:
     for guard in reversed(state.guards):
         for identity in guard.policies:
-            if identity.name == name and identity.hash in texts:
+            if (identity.kind, identity.name) == (kind, name) and identity.hash in texts:
                 return texts[identity.hash]
     return None

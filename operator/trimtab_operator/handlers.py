@@ -16,10 +16,11 @@ def register(registry: kopf.OperatorRegistry, supervisor: Supervisor) -> None:
     async def training_job(body: kopf.Body, **_: Any) -> None:
         supervisor.see(body)
 
+    @kopf.on.event(GROUP, VERSION, "clusterguardpolicies", registry=registry)
     @kopf.on.event(GROUP, VERSION, "guardpolicies", registry=registry)
     async def guard_policy(body: kopf.Body, event: kopf.RawEvent, **_: Any) -> None:
         if event["type"] == "DELETED":
-            supervisor.wake(body["metadata"]["namespace"])
+            supervisor.wake(body["metadata"].get("namespace"))
         else:
             supervisor.see_policy(body)
 

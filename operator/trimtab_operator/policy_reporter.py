@@ -22,13 +22,12 @@ async def report_policy(cluster: Cluster, body: KubernetesObject) -> None:
     status = policy_status(body, wall_time())
     if all(before.get(name) == value for name, value in status.items()):
         return
-    await cluster.patch_status(
-        Kind.GUARD_POLICY, metadata["namespace"], metadata["name"], status, metadata["resourceVersion"]
-    )
+    namespace = metadata.get("namespace", "")
+    await cluster.patch_status(Kind(body["kind"]), namespace, metadata["name"], status, metadata["resourceVersion"])
 
 
 def policy_status(body: KubernetesObject, now: str) -> Status:
-    """The status of a GuardPolicy; every error of an invalid text at once."""
+    """The status of a policy; every error of an invalid text at once."""
     before: Mapping[str, Any] = body.get("status") or {}
     generation = int(body["metadata"]["generation"])
     known: list[Status] = list(before.get("conditions") or [])

@@ -1,13 +1,17 @@
 """The Helm chart: what it installs is valid, allows the operator exactly what it does, and refuses bad values."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from control_plane_fixture import ControlPlane
+from operator_objects import training_job
 from rendered_chart import render, try_render
 from trimtab_operator.settings import PREFIX, Settings
 
+ROOT = Path(__file__).parents[2]
 NAMESPACE = "trimtab-system"
+HOOK = "helm.sh/hook"
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:trimtab"
 
 
@@ -20,8 +24,29 @@ def installed(control_plane: ControlPlane) -> ControlPlane:
     """The chart's objects, with two watched namespaces beside the cluster-wide installation."""
     for name in (NAMESPACE, "team-a"):
         control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    control_plane.apply(*render(namespace=NAMESPACE))
+    objects = render(namespace=NAMESPACE)
+    hooks = [each for each in objects if HOOK in each["metadata"].get("annotations", {})]
+    control_plane.apply(*(each for each in objects if each not in hooks))
+    control_plane.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=30s")
+    control_plane.apply(*hooks)
     return control_plane
+
+
+def test_the_chart_carries_the_librarys_policies_word_for_word() -> None:
+    """Mend with: make chart."""
+    library = {path.name: path.read_text() for path in (ROOT / "policies" / "library").glob("*.yaml")}
+    carried = {path.name: path.read_text() for path in (ROOT / "helm" / "trimtab" / "files" / "policies").iterdir()}
+    assert carried == {name: text for name, text in library.items() if not name.endswith(".test.yaml")}
+
+
+def test_the_policy_that_jobs_get_unless_they_name_another_is_installed(installed: ControlPlane) -> None:
+    names = installed.kubectl("get", "clusterguardpolicies", "-o=jsonpath={.items[*].metadata.name}").split()
+    namespace = installed.create_namespace("unnamed")
+    job = training_job(namespace=namespace)
+    job["spec"].pop("guard", None)
+    installed.apply(job)
+    chosen = installed.kubectl("get", "tj", "-n", namespace, "-o=jsonpath={.items[0].spec.guard.policies[0].name}")
+    assert chosen in names
 
 
 def test_the_api_server_accepts_every_object(installed: ControlPlane) -> None:
@@ -34,6 +59,8 @@ ALLOWED = [
     ("watch", "guardpolicies.trimtab.dev"),
     ("patch", "trainingjobs.trimtab.dev/status"),
     ("patch", "guardpolicies.trimtab.dev/status"),
+    ("watch", "clusterguardpolicies.trimtab.dev"),
+    ("patch", "clusterguardpolicies.trimtab.dev/status"),
     ("create", "guardincidents.trimtab.dev"),
     ("patch", "guardincidents.trimtab.dev"),
     ("patch", "guardincidents.trimtab.dev/status"),
@@ -51,6 +78,7 @@ FORBIDDEN = [
     ("patch", "trainingjobs.trimtab.dev"),
     ("delete", "trainingjobs.trimtab.dev"),
     ("patch", "guardpolicies.trimtab.dev"),
+    ("patch", "clusterguardpolicies.trimtab.dev"),
     ("delete", "guardincidents.trimtab.dev"),
     ("list", "secrets"),
     ("delete", "secrets"),
@@ -124,7 +152,8 @@ def test_named_namespaces_are_the_only_ones_the_operator_reaches() -> None:
     objects = render("--set=watchNamespaces={team-a,team-b}", namespace=NAMESPACE)
     bound = {each["metadata"]["namespace"] for each in of_kind(objects, "RoleBinding")}
     assert bound == {"team-a", "team-b", NAMESPACE}
-    assert of_kind(objects, "ClusterRoleBinding") == []
+    clusterwide = of_kind(objects, "ClusterRoleBinding")
+    assert [each["roleRef"]["name"] for each in clusterwide] == [f"{NAMESPACE}-trimtab-cluster-policies"]
 
 
 def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -165,7 +194,8 @@ def test_an_upgrade_ends_no_operator_before_another_stands_by() -> None:
 
 def test_the_definitions_come_with_upgrades_and_stay_after_removal() -> None:
     definitions = of_kind(render(namespace=NAMESPACE), "CustomResourceDefinition")
-    assert {each["spec"]["names"]["kind"] for each in definitions} == {"TrainingJob", "GuardPolicy", "GuardIncident"}
+    kinds = {each["spec"]["names"]["kind"] for each in definitions}
+    assert kinds == {"TrainingJob", "GuardPolicy", "ClusterGuardPolicy", "GuardIncident"}
     for each in definitions:
         assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert of_kind(render("--set=crds.install=false", namespace=NAMESPACE), "CustomResourceDefinition") == []

@@ -12,6 +12,7 @@ from operator_objects import guard_incident, guard_policy, training_job
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.ports import EventType, Kind
 from trimtab_operator.errors import ClusterUnavailable, Conflict, InvalidResource, NotFound, PermanentError
+from trimtab_operator.policy_reporter import report_policy
 
 
 @pytest.fixture
@@ -80,10 +81,10 @@ async def test_jobs_and_policies_are_read_as_the_server_keeps_them(
 ) -> None:
     api.apply(training_job(namespace=namespace), guard_policy(namespace=namespace))
     assert await cluster.training_job(namespace, "demo") == stored(api, namespace, "tj", "demo")
-    assert await cluster.guard_policy(namespace, "demo") == stored(api, namespace, "gp", "demo")
+    assert await cluster.guard_policy(Kind.GUARD_POLICY, namespace, "demo") == stored(api, namespace, "gp", "demo")
     jobs = [job for job in await cluster.training_jobs() if job["metadata"]["namespace"] == namespace]
     assert jobs == [stored(api, namespace, "tj", "demo")]
-    policies = [each for each in await cluster.guard_policies() if each["metadata"]["namespace"] == namespace]
+    policies = [each for each in await cluster.guard_policies() if each["metadata"].get("namespace") == namespace]
     assert policies == [stored(api, namespace, "gp", "demo")]
     with pytest.raises(NotFound):
         await cluster.training_job(namespace, "missing")
@@ -252,6 +253,19 @@ async def test_the_same_words_raise_the_count_of_one_event(
     assert "held at step 7" in api.kubectl("describe", "tj", "demo", f"-n={namespace}")
 
 
+async def test_a_policy_of_the_cluster_is_read_and_told_what_is_thought_of_it(
+    api: ControlPlane, cluster: KubernetesCluster
+) -> None:
+    policy = guard_policy("everywhere") | {"kind": "ClusterGuardPolicy"}
+    del policy["metadata"]["namespace"]
+    api.apply(policy)
+    body = await cluster.guard_policy(Kind.CLUSTER_GUARD_POLICY, "any", "everywhere")
+    assert body in await cluster.guard_policies()
+    await report_policy(cluster, body)
+    seen = api.kubectl("get", "cgp", "everywhere", "-o=jsonpath={.status.conditions[0].status}")
+    assert seen == "True"
+
+
 async def test_events_at_the_same_moment_are_all_counted(
     api: ControlPlane, cluster: KubernetesCluster, namespace: str
 ) -> None:
@@ -268,7 +282,7 @@ async def test_a_list_longer_than_a_page_is_whole(
     monkeypatch.setattr("trimtab_operator.adapters.api_server.PAGE", 2)
     api.apply(*(guard_policy(f"policy-{number}", namespace) for number in range(5)))
     cluster = await KubernetesCluster.connect(api.kubeconfig, namespaces=(namespace,))
-    policies = await cluster.guard_policies()
+    policies = [one for one in await cluster.guard_policies() if one["kind"] == "GuardPolicy"]
     await cluster.close()
     assert sorted(one["metadata"]["name"] for one in policies) == [f"policy-{number}" for number in range(5)]
     assert {(one["apiVersion"], one["kind"]) for one in policies} == {("trimtab.dev/v1alpha1", "GuardPolicy")}

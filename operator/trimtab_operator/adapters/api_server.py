@@ -49,6 +49,7 @@ class Resource:
 
     group_version: str
     plural: str
+    namespaced: bool = True
 
     def collection(self, namespace: str = "") -> str:
         """The path of all objects, of one namespace or of all; raises InvalidResource."""
@@ -59,7 +60,8 @@ class Resource:
     def item(self, namespace: str, name: str, subresource: str = "") -> str:
         """The path of one object; raises InvalidResource."""
         tail = f"/{subresource}" if subresource else ""
-        return f"{self.collection(_checked(namespace))}/{_checked(name)}{tail}"
+        scope = _checked(namespace) if self.namespaced else ""
+        return f"{self.collection(scope)}/{_checked(name)}{tail}"
 
 
 class ApiServer:

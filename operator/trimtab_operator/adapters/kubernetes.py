@@ -19,6 +19,7 @@ _OURS = "trimtab.dev/v1alpha1"
 _RESOURCES: Mapping[Kind, Resource] = {
     Kind.TRAINING_JOB: Resource(_OURS, "trainingjobs"),
     Kind.GUARD_POLICY: Resource(_OURS, "guardpolicies"),
+    Kind.CLUSTER_GUARD_POLICY: Resource(_OURS, "clusterguardpolicies", namespaced=False),
     Kind.GUARD_INCIDENT: Resource(_OURS, "guardincidents"),
     Kind.JOB: Resource("batch/v1", "jobs"),
     Kind.SERVICE: Resource("v1", "services"),
@@ -59,13 +60,14 @@ class KubernetesCluster:
         """See `Cluster.training_jobs`."""
         return await self._watched(Kind.TRAINING_JOB)
 
-    async def guard_policy(self, namespace: str, name: str) -> KubernetesObject:
+    async def guard_policy(self, kind: Kind, namespace: str, name: str) -> KubernetesObject:
         """See `Cluster.guard_policy`."""
-        return await self._server.get(_RESOURCES[Kind.GUARD_POLICY], namespace, name)
+        return await self._server.get(_RESOURCES[kind], namespace, name)
 
     async def guard_policies(self) -> tuple[KubernetesObject, ...]:
         """See `Cluster.guard_policies`."""
-        return await self._watched(Kind.GUARD_POLICY)
+        clusters = await self._server.list(_RESOURCES[Kind.CLUSTER_GUARD_POLICY], "")
+        return (*clusters, *await self._watched(Kind.GUARD_POLICY))
 
     async def _watched(self, kind: Kind) -> tuple[KubernetesObject, ...]:
         """Every object of a kind in the namespaces this operator watches."""

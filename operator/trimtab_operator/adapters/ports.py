@@ -194,6 +194,7 @@ class Kind(StrEnum):
 
     TRAINING_JOB = "TrainingJob"
     GUARD_POLICY = "GuardPolicy"
+    CLUSTER_GUARD_POLICY = "ClusterGuardPolicy"
     GUARD_INCIDENT = "GuardIncident"
     JOB = "Job"
     SERVICE = "Service"
@@ -254,12 +255,12 @@ class Cluster(Protocol):
         """Every TrainingJob of every watched namespace."""
         ...
 
-    async def guard_policy(self, namespace: str, name: str) -> KubernetesObject:
-        """One GuardPolicy; raises NotFound."""
+    async def guard_policy(self, kind: Kind, namespace: str, name: str) -> KubernetesObject:
+        """One GuardPolicy of the namespace, or one ClusterGuardPolicy; raises NotFound."""
         ...
 
     async def guard_policies(self) -> tuple[KubernetesObject, ...]:
-        """Every GuardPolicy of every namespace."""
+        """Every GuardPolicy of every watched namespace, and every ClusterGuardPolicy."""
         ...
 
     async def guard_incident(self, namespace: str, name: str) -> KubernetesObject:

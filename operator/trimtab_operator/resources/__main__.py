@@ -9,6 +9,9 @@ from trimtab_operator.resources.definitions import custom_resource_definitions, 
 def main(arguments: list[str]) -> int:
     """Print or write every CustomResourceDefinition."""
     definitions = custom_resource_definitions()
+    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
+        sys.stderr.write(f"{__doc__}\n")
+        return 2
     if not arguments:
         sys.stdout.write("---\n".join(to_yaml(definition) for definition in definitions))
         return 0

@@ -49,9 +49,17 @@ class _Kind:
     status: Callable[[], Schema]
     columns: tuple[Column, ...]
     rules: tuple[Mapping[str, str], ...] = ()
+    scope: str = "Namespaced"
 
 
 _AGE = Column("Age", ".metadata.creationTimestamp", "date")
+
+_POLICY_COLUMNS = (
+    Column("Mode", ".spec.mode"),
+    Column("Accepted", ".status.conditions[?(@.type=='Accepted')].status"),
+    Column("Message", ".status.message", priority=1),
+    _AGE,
+)
 
 _AT_REST = "(oldSelf.spec.suspend || oldSelf.?status.?phase.orValue('Pending') in ['Pending', 'Failed'])"
 """No world is running on the old specification, as far as the status tells."""
@@ -136,12 +144,17 @@ _KINDS = (
         description="Rules that judge training runs of the same namespace, and what to do when one fires.",
         spec=policy_spec_schema,
         status=policy_status_schema,
-        columns=(
-            Column("Mode", ".spec.mode"),
-            Column("Accepted", ".status.conditions[?(@.type=='Accepted')].status"),
-            Column("Message", ".status.message", priority=1),
-            _AGE,
-        ),
+        columns=_POLICY_COLUMNS,
+    ),
+    _Kind(
+        kind="ClusterGuardPolicy",
+        plural="clusterguardpolicies",
+        short="cgp",
+        description="Rules that judge training runs of any namespace, and what to do when one fires.",
+        spec=policy_spec_schema,
+        status=policy_status_schema,
+        columns=_POLICY_COLUMNS,
+        scope="Cluster",
     ),
     _Kind(
         kind="GuardIncident",
@@ -206,7 +219,7 @@ def _definition(kind: _Kind) -> dict[str, Any]:
                 "shortNames": [kind.short],
                 "categories": ["trimtab"],
             },
-            "scope": "Namespaced",
+            "scope": kind.scope,
             "versions": [
                 {
                     "name": VERSION,

@@ -197,9 +197,9 @@ class CheckpointStorage(Resource):
 
 
 class PolicyReference(Resource):
-    """A guard policy of the same namespace."""
+    """A guard policy: one of the same namespace, or one of the cluster's."""
 
-    kind: Literal["GuardPolicy"] = "GuardPolicy"
+    kind: Literal["GuardPolicy", "ClusterGuardPolicy"] = "GuardPolicy"
     name: Name
 
 
@@ -208,7 +208,7 @@ class Guard(Resource):
 
     policies: Annotated[
         tuple[PolicyReference, ...], Field(max_length=8, json_schema_extra=list_map("kind", "name"))
-    ] = ()
+    ] = (PolicyReference(kind="ClusterGuardPolicy", name="default"),)
     mode: Literal["Observe", "Enforce"] = "Enforce"
     """`Observe`: judge and record, never act."""
 
