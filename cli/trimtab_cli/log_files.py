@@ -6,11 +6,12 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trimtab_policies.errors import InvalidMapping, UnknownLogFormat, UnreadableLog
-from trimtab_policies.log_readers.points import LogPoint
-from trimtab_policies.log_readers.reading import Reading, ReadingSummary
+from trimtab_policies.log_readers.points import LogPoint, Unreadable
+from trimtab_policies.log_readers.reading import FIRST_REASONS, LogReader, Reading, ReadingSummary
 from trimtab_policies.log_readers.registry import HEAD_BYTES, choose, reader_named
 from trimtab_policies.log_readers.streams import BinaryStream
 
@@ -29,10 +30,11 @@ class LogFile:
     mapped column does not exist.
     """
 
-    def __init__(self, path: Path, reading: Reading, reader_name: str) -> None:
+    def __init__(self, path: Path, reading: Reading, reader_name: str, source: "_Source") -> None:
         self.path = path
         self.reader_name = reader_name
         self._reading = reading
+        self._source = source
 
     def __iter__(self) -> Iterator[LogPoint]:
         try:
@@ -41,13 +43,19 @@ class LogFile:
             raise UsageError(f"{self.path}: {error}.") from error
         except UnreadableLog as error:
             raise CliError(f"{self.path}: {error}.") from error
-        except (OSError, EOFError, zlib.error) as error:
+        except OSError as error:
             raise _failure(self.path, error) from error
+        finally:
+            self._source.close()
 
     @property
     def unreadable(self) -> ReadingSummary:
         """What was read and what was not, up to now."""
-        return self._reading.summary
+        summary = self._reading.summary
+        if self._source.damage is None:
+            return summary
+        reasons = (Unreadable(0, self._source.damage), *summary.reasons)[:FIRST_REASONS]
+        return replace(summary, unreadable=summary.unreadable + 1, reasons=reasons)
 
 
 def open_log(
@@ -62,57 +70,130 @@ def open_log(
     Raises NotFound, UsageError (an unknown format, a mapping that cannot be followed) and CliError.
     """
     try:
-        stream, head = _unpacked(path, progress)
-        reader = reader_named(format) if format else choose(head, path.name)
-        if reader.seeks and isinstance(stream, gzip.GzipFile):
-            stream = _on_disk(stream)
-        return LogFile(path, reader.read(stream, mapping, path.name), reader.name)
+        source = _Source(path, progress)
     except FileNotFoundError as error:
         raise NotFound(f"{path} does not exist.") from error
-    except (UnknownLogFormat, InvalidMapping) as error:
-        raise UsageError(f"{path}: {error}.") from error
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise _failure(path, error) from error
+    try:
+        reader = _reader(format, source, path)
+        stream = source.on_disk() if reader.seeks else source.stream
+        return LogFile(path, reader.read(stream, mapping, path.name), reader.name, source)
+    except InvalidMapping as error:
+        source.close()
+        raise UsageError(f"--map: {error}.") from error
+    except OSError as error:
+        source.close()
+        raise _failure(path, error) from error
+    except CliError:
+        source.close()
+        raise
 
 
-def _unpacked(path: Path, progress: Progress | None) -> tuple[BinaryStream, bytes]:
-    """The log's bytes from the start, and the first of them."""
-    source = io.BufferedReader(_Counted(path, progress), 1 << 20)
-    packed = source.peek(2)[:2] == _GZIP
-    stream: BinaryStream = gzip.GzipFile(fileobj=source, mode="rb") if packed else source
-    head = stream.read(HEAD_BYTES)
-    stream.seek(0, io.SEEK_SET)
-    return stream, head
+def _reader(name: str | None, source: "_Source", path: Path) -> LogReader:
+    head = source.head()
+    if not head and source.damage is not None:
+        raise CliError(f"{path}: {source.damage}.")
+    try:
+        return reader_named(name) if name else choose(head, path.name)
+    except UnknownLogFormat as error:
+        raise UsageError(f"--format: {error}.") if name else CliError(f"{path}: {error}.") from error
 
 
-def _on_disk(stream: gzip.GzipFile) -> BinaryStream:
-    """The unpacked log in a file without a name: going back in a packed one starts over each time."""
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the log is read
-    shutil.copyfileobj(stream, unpacked, 1 << 20)
-    unpacked.seek(0)
-    return unpacked
+class _Source:
+    """An open file and what is unpacked from it; `damage` says why a packed one ended early, if it did."""
+
+    def __init__(self, path: Path, progress: Progress | None) -> None:
+        self._file: io.BufferedReader = io.BufferedReader(_Counted(path, progress), 1 << 20)
+        self._unpacked: _Unpacked | None = None
+        if self._file.peek(2)[:2] == _GZIP:
+            self._unpacked = _Unpacked(self._file)
+        self.stream: BinaryStream = self._file if self._unpacked is None else io.BufferedReader(self._unpacked, 1 << 16)
+
+    @property
+    def damage(self) -> str | None:
+        """What is wrong with a packed file."""
+        return self._unpacked.damage if self._unpacked else None
+
+    def head(self) -> bytes:
+        """The first bytes of the log, which is then at its beginning again."""
+        head = self.stream.read(HEAD_BYTES)
+        if head:
+            self.stream.seek(0, io.SEEK_SET)
+        return head
+
+    def on_disk(self) -> BinaryStream:
+        """The log where going back is cheap: unpacked into a file without a name if it is packed."""
+        if self._unpacked is None:
+            return self.stream
+        spool = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the log is read
+        shutil.copyfileobj(self._unpacked, spool, 1 << 20)
+        spool.seek(0)
+        return spool
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Unpacked(io.RawIOBase):
+    """A gzip file up to where it is damaged: a log that is still being written, or was when its disk filled up."""
+
+    def __init__(self, packed: io.BufferedReader) -> None:
+        self.damage: str | None = None
+        self._packed = packed
+        self._stream = gzip.GzipFile(fileobj=packed, mode="rb")
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Back to the start, that is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Start over, and pass over `offset` bytes."""
+        self.damage = None
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The place in the unpacked log."""
+        return self._stream.tell()
+
+    def readinto(self, buffer: object, /) -> int:
+        """What comes next; nothing behind the damage."""
+        target = memoryview(buffer).cast("B")  # pyright: ignore[reportArgumentType] - the stubs name the buffer type only privately
+        if self.damage is not None:
+            return 0
+        try:
+            block = self._stream.read1(len(target))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self.damage = f"the gzip file is damaged ({error}): what follows could not be unpacked"
+            return 0
+        target[: len(block)] = block
+        return len(block)
 
 
 class _Counted(io.FileIO):
-    """A file that says how far it has been read."""
+    """A file that says how far it has been read, the furthest place counting where it is read twice."""
 
     def __init__(self, path: Path, progress: Progress | None) -> None:
         super().__init__(path, "rb")
         self._progress = progress
         self._size = path.stat().st_size
+        self._furthest = 0
 
     def readinto(self, buffer: object, /) -> int | None:
         """As FileIO, and report."""
         count = super().readinto(buffer)  # pyright: ignore[reportArgumentType] - the stubs name the buffer type only privately
         if self._progress is not None:
-            self._progress(self.tell(), self._size)
+            self._furthest = max(self._furthest, self.tell())
+            self._progress(self._furthest, self._size)
         return count
 
 
-def _failure(path: Path, error: Exception) -> CliError:
+def _failure(path: Path, error: OSError) -> CliError:
     if isinstance(error, IsADirectoryError):
         return CliError(f"{path} is a directory: name a log file in it.")
-    if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
-        return CliError(f"{path} is a damaged gzip file ({error}): unpack what can be saved of it, and read that.")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return CliError(f"{path} cannot be read: {reason}.")
+    return CliError(f"{path} cannot be read: {error.strerror or error}.")

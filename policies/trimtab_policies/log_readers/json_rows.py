@@ -16,6 +16,8 @@ from trimtab_policies.log_readers.quantities import NotANumber, number
 
 _decode = msgspec.json.Decoder().decode
 _DEEPEST = 8
+_MEDIA = "_type"
+"""W&B marks histograms, images and tables with it."""
 _NONFINITE = "nonfinite"
 _RECORD_FIELDS = ("attempt", "step", "scalars")
 
@@ -26,9 +28,13 @@ def decode_json(body: bytes) -> Any:
         return _decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
         try:
-            return json.loads(body)
+            content = json.loads(body)
         except RecursionError as error:
-            raise ValueError("is nested too deeply") from error
+            raise ValueError("it is nested too deeply") from error
+        if b"\\u" in body:
+            # Half a character cannot be printed; this raises ValueError for it.
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
 
 
 def json_row(line: int, body: bytes) -> Row | Unreadable:
@@ -75,7 +81,7 @@ def _nonfinite(value: list[Any]) -> dict[str, object]:
 
 def _leaves(content: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     for name, value in content.items():
-        if isinstance(value, dict) and depth < _DEEPEST:
+        if isinstance(value, dict) and depth < _DEEPEST and _MEDIA not in value:
             yield from _leaves(cast("dict[str, Any]", value), f"{prefix}{name}/", depth + 1)
         else:
             yield f"{prefix}{name}", "an object" if isinstance(value, dict) else value

@@ -85,6 +85,9 @@ def _table(stream: io.BufferedReader) -> Iterator[Found]:
     first = stream.readline(1 << 20)
     text = first.decode(errors="replace").strip()
     table = _Table(cells(text, delimiter(text)), delimiter(text))
+    if table.lacks:
+        yield Unreadable(1, f"is no header of a table of metrics: it has no {' and no '.join(table.lacks)}")
+        return
     if not stream.seekable():
         yield Unreadable(0, "a table with a row for every value can only be read from a file in UTF-8")
         return
@@ -100,6 +103,9 @@ class _Table:
         self._separator = separator
         self._name = next((name for name in _NAME_COLUMNS if name in self._names), "")
         self._run = next((name for name in _RUN_COLUMNS if name in self._names), "")
+        self.lacks = [name for name in ("step", "value") if name not in self._names]
+        if not self._name:
+            self.lacks.append(_NAME_COLUMNS[0])
 
     def parse(self, line: int, content: bytes) -> Cell | Unreadable | Other:
         """A line's value."""

@@ -182,9 +182,9 @@ class Names:
         return None
 
     def _rank(self, column: str) -> tuple[bool, bool]:
-        """Mapped columns first, then those that need no alias."""
+        """Mapped columns first, then those that are called what their metric is."""
         short = self._undecorated(column) or column
-        return self._source(column) not in self._mapped, metric_name(short, self._aliases) != plain_name(short)
+        return self._source(column) not in self._mapped, metric_name(short, self._aliases) != short
 
     def _step_rank(self, column: str) -> int | None:
         if STEP in self._wanted:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import isnan
 from pathlib import PurePath
 
 from trimtab_contract.metrics import KNOWN_SCALARS, Vector
@@ -54,7 +55,10 @@ class LogReader:
 
 @dataclass(frozen=True, slots=True)
 class ReadingSummary:
-    """What became of a log's lines. `columns` maps what was read to its metric; the first few reasons are kept."""
+    """What became of a log's lines. The first few reasons are kept.
+
+    `columns` maps what was read to its metric; `text_columns` hold no numbers and are no metrics.
+    """
 
     points: int
     unreadable: int
@@ -90,7 +94,11 @@ class Reading:
             unreadable=self._unreadable,
             reasons=tuple(self._reasons),
             without_metrics=self._without_metrics,
-            columns={column: metric for column, metric in self._names.columns.items() if metric is not None},
+            columns={
+                column: metric
+                for column, metric in self._names.columns.items()
+                if metric is not None and column not in self._text_columns
+            },
             text_columns=tuple(self._text_columns),
         )
 
@@ -213,16 +221,16 @@ class Reading:
 
 
 def _merged(points: Iterable[LogPoint], reach: int) -> Iterator[LogPoint]:
-    """Points of one step that carry different metrics, as one; order of first appearance, `reach` steps held back.
+    """Points of one step that do not contradict each other, as one; in order of appearance, `reach` steps held back.
 
-    A point that repeats a metric of its step is a step done again: what was held goes first, then it.
+    A point that gives a metric of its step another value is a step done again: what was held goes first, then it.
     """
     held: OrderedDict[tuple[int | None, int], LogPoint] = OrderedDict()
     newest = -1
     for point in points:
         key = (point.attempt, point.step)
         earlier = held.get(key)
-        if earlier is not None and not _overlap(earlier, point):
+        if earlier is not None and _agree(earlier, point):
             held[key] = _joined(earlier, point)
             continue
         if earlier is not None or point.step < newest:
@@ -235,8 +243,12 @@ def _merged(points: Iterable[LogPoint], reach: int) -> Iterator[LogPoint]:
     yield from held.values()
 
 
-def _overlap(one: LogPoint, other: LogPoint) -> bool:
-    return not (one.scalars.keys().isdisjoint(other.scalars) and one.vectors.keys().isdisjoint(other.vectors))
+def _agree(one: LogPoint, other: LogPoint) -> bool:
+    """Whether no metric has another value in the other point."""
+    return all(one.vectors[name] == other.vectors[name] for name in one.vectors.keys() & other.vectors) and all(
+        one.scalars[name] == other.scalars[name] or (isnan(one.scalars[name]) and isnan(other.scalars[name]))
+        for name in one.scalars.keys() & other.scalars
+    )
 
 
 def _joined(one: LogPoint, other: LogPoint) -> LogPoint:

@@ -94,7 +94,7 @@ class _Raw(io.RawIOBase):
         return self._decoder is None and self._stream.seekable()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._left = b""
+        self._left, self._ended = b"", False
         return self._stream.seek(offset, whence)
 
     def tell(self) -> int:
