@@ -47,6 +47,7 @@ class Judge:
         """The names of every scalar and vector that any record carried."""
         self._history: History | None = None
         self._engine: Engine | None = None
+        self._now = 0.0
 
     @property
     def judged_step(self) -> int:
@@ -97,11 +98,20 @@ class Judge:
         for record in records:
             if history.append(record) is not Appended.ACCEPTED:
                 continue
-            engine.take(record)
+            engine.take(record, now=self._now)
             self.last = record
             self.metrics |= record.scalars.keys() | record.vectors.keys()
             if record.attempt == history.attempt:
                 self._judge(history, engine, state.guard_at(record.attempt, record.step))
+
+    def listen(self, now: float, state: RunState) -> None:
+        """Time passes; `now` counts the seconds in which a record could have come (`progress.TrainingClock`)."""
+        self._now = now
+        history, engine, last = self._history, self._engine, self.last
+        if history is None or engine is None or last is None or last.attempt != history.attempt:
+            return
+        if engine.watches_time:
+            self._judge(history, engine, state.guard_at(last.attempt, last.step))
 
     def evidence(self) -> bytes:
         """The records around the first firing, one JSON object a line, vectors in base64."""
@@ -125,7 +135,7 @@ class Judge:
             return
         policies = [self.texts[identity.hash] for identity in guard.policies if identity.hash in engine.hashes]
         identities = {identity.hash: identity for identity in guard.policies}
-        verdicts = engine.verdicts(policies)
+        verdicts = engine.verdicts(policies, now=self._now)
         mode = Mode(guard.mode)
         decision = decide(verdicts, guard_mode=mode)
         winner, action = decision.winner, decision.action

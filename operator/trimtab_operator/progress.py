@@ -1,4 +1,4 @@
-"""Whether a world gets on: its progress against the operator's own monotonic clock. No clock of its own."""
+"""Whether a world gets on, against the operator's own monotonic clock. Nothing here reads a clock itself."""
 
 from trimtab_contract.directives import Ack, AckState
 
@@ -46,3 +46,18 @@ class ProgressClock:
         if self._counted > deadline:
             return f"no progress for {deadline:.0f} s in state {heard.state} at step {heard.step}"
         return ""
+
+
+class TrainingClock:
+    """Counts the seconds in which a run trained and Redis answered: only then does a missing record mean anything."""
+
+    def __init__(self) -> None:
+        self._counted = 0.0
+        self._last: float | None = None
+
+    def observe(self, now: float, *, training: bool) -> float:
+        """The seconds counted up to monotonic time `now`; `training` says whether the run trains within earshot."""
+        if training and self._last is not None:
+            self._counted += now - self._last
+        self._last = now if training else None
+        return self._counted

@@ -31,19 +31,20 @@ from trimtab_operator.judge import Judge
 from trimtab_operator.metric_watch import MetricWatch
 from trimtab_operator.observation import Acks
 from trimtab_operator.observer import Observer, Surveyed
-from trimtab_operator.progress import ProgressClock
+from trimtab_operator.progress import ProgressClock, TrainingClock
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.records import BATCH, RecordFeed
 from trimtab_operator.remediation import advance
 from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
-from trimtab_operator.run_state import JournalAction, PendingEffect, RunState
+from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
 LISTEN_MILLISECONDS = 1000
 MAX_COMMANDS = 500
 """More commands than one reconcile can ever need; reaching it is a defect, and ends the reconcile loudly."""
 
+_TRAINING = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
 _STANDING = frozenset({AckState.HOLDING, AckState.FINISHED})
 
 log = structlog.stdlib.get_logger(__name__)
@@ -89,6 +90,7 @@ class RunReconciler:
         self._acks = Acks()
         self._progress: ProgressClock | None = None
         self._metrics = MetricWatch()
+        self._trained = TrainingClock()
         self._hung = ""
         self._bus_answers = True
         self._woken = asyncio.Event()
@@ -169,7 +171,7 @@ class RunReconciler:
 
     async def _read_bus(self) -> bool:
         """Take in acks and records; whether anything changed that a decision may depend on."""
-        before = (self._acks.saved, self._acks.verified, self._acks.verify_failed, _said(self._acks))
+        before = _said(self._acks)
         try:
             await self._read_acks()
             await self._read_records()
@@ -177,12 +179,19 @@ class RunReconciler:
         except BusUnavailable:
             self._hear(answers=False)
             raise
-        after = (self._acks.saved, self._acks.verified, self._acks.verify_failed, _said(self._acks))
+        after = _said(self._acks)
         world, hung = self.state.world, self._hung
         if self._progress is not None and world is not None and world.live:
             now = time.monotonic()
             self._hung = self._progress.observe(now, world.number, self._acks.latest, bus_answers=self._bus_answers)
+        self._judge.listen(self._trained.observe(time.monotonic(), training=self._trains()), self.state)
         return before != after or hung != self._hung or self._verdict_changed()
+
+    def _trains(self) -> bool:
+        """Whether records should be coming, and would be heard."""
+        latest = self._acks.latest
+        running = latest is not None and latest.state is AckState.RUNNING and latest.attempt == self.state.attempt
+        return self._bus_answers and running and self.state.phase in _TRAINING
 
     def _verdict_changed(self) -> bool:
         firing, incident = self._judge.firing, self.state.incident
@@ -343,8 +352,9 @@ class RunReconciler:
 
 
 def _said(acks: Acks) -> tuple[object, ...]:
-    """What of the newest acks a decision may depend on: progress alone changes nothing."""
-    latest = acks.latest
+    """What of all acks a decision may depend on: progress alone changes nothing."""
+    latest, heard = acks.latest, (acks.saved, acks.verified, acks.verify_failed, acks.refused)
     if latest is None:
-        return ()
-    return (latest.state, latest.world, latest.attempt, latest.epoch, latest.seq, latest.reason, latest.checkpoint)
+        return heard
+    state = (latest.state, latest.world, latest.attempt, latest.epoch, latest.seq, latest.reason, latest.checkpoint)
+    return (*heard, *state)

@@ -32,6 +32,11 @@ class Engine:
         """The hashes of the policies that judge."""
         return frozenset(self._watches)
 
+    @property
+    def watches_time(self) -> bool:
+        """Whether some rule may fire although no record comes."""
+        return any(watch.watches_time for watch in self._watches.values())
+
     def take(self, record: MetricRecord, *, ordinal: int | None = None, now: float | None = None) -> None:
         """Feed the next record, which came at `now` on the caller's clock.
 
@@ -88,6 +93,10 @@ class _PolicyWatch:
             if rule.components
         ]
         self._absences = {rule.name: AbsenceWatch(rule) for rule in self._rules if AbsenceWatch.wanted(rule)}
+
+    @property
+    def watches_time(self) -> bool:
+        return bool(self._absences)
 
     def take(self, record: MetricRecord, ordinal: int, now: float | None) -> None:
         self._place = Place(record.step, record.window)

@@ -242,3 +242,30 @@ def test_an_edit_that_comes_into_force_is_judged_by_the_whole_history() -> None:
     judge.begin(edited, tuple(run(healthy(10))))
     assert judge.judged_step == 10
     assert not judge.needs_loading(edited)
+
+
+def test_silence_is_noted_once_when_it_lasts_longer_than_a_stale_rule_allows() -> None:
+    quiet = policy({"name": "silent", "metric": None, "stale": {"after": "5m"}, "action": "Notify"})
+    state = run_state(guards=(guarded(quiet),))
+    judge = judge_of(state, run(healthy(10)), quiet)
+    for second in (1.0, 299.0, 300.0, 301.0):
+        judge.listen(second, state)
+    assert [(note.rule, note.action, note.step) for note in judge.notes] == [("silent", "Notify", 10)]
+    judge.take(tuple(run(healthy(11)))[10:], state)
+    judge.listen(400.0, state)
+    assert len(judge.notes) == 1
+
+
+def test_absence_rolls_back_only_where_the_rule_says_that_it_is_a_breach() -> None:
+    records = [*run(healthy(10)), *run([None] * 5, first=11)]
+    for on_no_data, fires in (("Ignore", False), ("Breach", True)):
+        rule = {"name": "seen", "metric": "loss", "range": {"max": 9}, "action": "Rollback", "onNoData": on_no_data}
+        one = policy(rule | ({"noDataFor": "10m"} if fires else {}))
+        state = run_state(guards=(guarded(one),))
+        judge = judge_of(state, records, one)
+        judge.listen(599.0, state)
+        assert judge.firing is None
+        judge.listen(600.0, state)
+        assert (judge.firing is not None) is fires
+    assert judge.firing is not None
+    assert (judge.firing.first_bad_step, judge.firing.flagged, judge.firing.observed) == (11, (10, 14), "none")

@@ -3,7 +3,7 @@
 import msgspec
 from trimtab_contract.directives import Ack, AckState, CheckpointReference
 from trimtab_operator.observation import Acks
-from trimtab_operator.progress import ProgressClock
+from trimtab_operator.progress import ProgressClock, TrainingClock
 
 DEADLINE = 16.0
 RUNNING = Ack(
@@ -35,3 +35,12 @@ def test_words_of_an_earlier_world_are_no_progress() -> None:
 def test_a_checkpoint_that_is_reported_changes_no_state() -> None:
     acks = Acks().fold("1-0", RUNNING).fold("2-0", msgspec.structs.replace(SAVED, step=10, progress=9))
     assert acks.latest == msgspec.structs.replace(RUNNING, progress=9)
+
+
+def test_only_time_in_which_the_run_trains_within_earshot_counts() -> None:
+    clock = TrainingClock()
+    seen = [
+        clock.observe(second, training=training) for second, training in ((0, True), (5, True), (9, False), (60, False))
+    ]
+    assert seen == [0, 5, 5, 5]
+    assert [clock.observe(second, training=True) for second in (100, 103)] == [5, 8]
