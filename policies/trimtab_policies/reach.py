@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 
 from trimtab_policies.policy import AcceptedPolicy
-from trimtab_policies.rules import Rule
+from trimtab_policies.rules import NOISE_RECORDS, Rule
 
 LEAST_REACH = 500
 """Records over which even the simplest rule follows a streak."""
@@ -28,6 +28,7 @@ def reach(rule: Rule) -> int:
     if rule.divergence is not None:
         level = rule.divergence
         needed += level.lookback_records + level.settle_records + level.records + level.max_freeze
+        needed += NOISE_RECORDS if level.sigma is not None else 0
     if rule.range is not None and _counts_streaks(rule):
         needed += math.ceil(max(rule.range.max or 0.0, rule.range.min or 0.0)) + 1
     return max(needed, LEAST_REACH)

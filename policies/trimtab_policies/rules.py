@@ -24,6 +24,9 @@ from trimtab_policies.checks import (
 )
 from trimtab_policies.models import Duration, Model
 
+NOISE_RECORDS = 100
+"""`divergence` estimates a metric's noise over so many records."""
+
 RULE_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -92,12 +95,12 @@ class NonFinite(Model):
 
 
 class Divergence(Model):
-    """Breached while the recent level lies above the best settled one by a relative and by an absolute margin.
+    """Breached while the recent level lies above the best settled one by every margin that is set.
 
-    The recent level is the median of the last `records` observations. A settled level is the median of one stretch of
-    `settleRecords` observations; the best is the lowest of those within the last `lookbackRecords`. `relative` is a
-    share of the best level's size. After `maxFreeze` breaching observations in a row the level is taken for the new
-    normal (a level shift).
+    The recent level is the median of the last `records` observations. A settled level is the median of `settleRecords`
+    observations in a row; the best is the lowest of those within the last `lookbackRecords`. `relative` is a share of
+    the best level's size, `absolute` is in the metric's own unit, `sigma` counts the metric's noise from one record to
+    the next. After `maxFreeze` breaching observations in a row the level is taken for the new normal (a level shift).
     """
 
     records: int = Field(default=DEFAULT_RECENT, ge=1, le=1_000)
@@ -105,6 +108,7 @@ class Divergence(Model):
     lookback_records: int = Field(default=DEFAULT_LOOKBACK, ge=2, le=10_000)
     relative: float = Field(gt=0, le=1_000)
     absolute: float = Field(gt=0)
+    sigma: float | None = Field(default=None, gt=0, le=1_000)
     max_freeze: int = Field(default=DEFAULT_DIVERGENCE_FREEZE, ge=1, le=10_000)
 
 

@@ -1,11 +1,19 @@
-"""`divergence`: the recent level above the best settled one, by a relative and by an absolute margin.
+"""`divergence`: the recent level above the best settled one, by every margin that is set.
 
-Levels are medians, so a lone spike moves none. The recent level is that of the last `records` finite values. Every
-`settleRecords` finite values settle one level, that of themselves; the best is the lowest one settled within the last
-`lookbackRecords`. Until a first level has settled nothing can be compared. Values count whether they breach or not: a
-risen level never lowers the best one. After `maxFreeze` breaching values in a row the settled levels are forgotten and
-the recent one takes their place: a level shift. A new attempt ends such a row, and the recent level begins anew with
-it, while the settled ones stay: those of the surviving records are sound.
+Levels are medians, so a lone spike moves none. The recent level is that of the last `records` finite values. With each
+finite value the last `settleRecords` of them settle a level; the best is the lowest one settled within the last
+`lookbackRecords`. Values count whether they breach or not: a risen level never lowers the best one.
+
+With `sigma` the rise must also stand out of the noise, for the lowest of many levels of a noisy metric lies far below
+its ordinary level. The noise is a standard deviation, estimated from how far each value lies from the middle of its two
+neighbours, so that a trend is no noise: the median of the last NOISE_RECORDS such distances, scaled as for normal noise
+(Gasser, Sroka and Jennen-Steinmetz, Biometrika 73, 1986, with a median in place of the mean). Breaching values add no
+distance.
+
+Until a level has settled, the recent one is complete and the noise (with `sigma`) rests on FEWEST_DISTANCES distances,
+nothing can be compared. After `maxFreeze` breaching values in a row the settled levels are forgotten and the recent one
+takes their place: a level shift. A new attempt ends such a row, and the recent level begins anew with it, while the
+settled ones and the noise stay: those of the surviving records are sound.
 """
 
 import math
@@ -15,34 +23,61 @@ import msgspec
 
 from trimtab_policies.detectors.base import Assessment
 from trimtab_policies.detectors.windows import MedianWindow
-from trimtab_policies.rules import Divergence
+from trimtab_policies.rules import NOISE_RECORDS, Divergence
+
+FEWEST_DISTANCES = 20
+"""With fewer distances the noise is not known."""
+
+NORMAL_NOISE = 1.4826 / math.sqrt(1.5)
+"""Standard deviation of normal noise over the median distance of a value from the middle of its neighbours."""
 
 
 class Level(msgspec.Struct, frozen=True):
-    """The recent level beside the best settled one; None where there is none yet."""
+    """The recent level beside the best settled one and the noise; None where there is none yet."""
 
     divergence: Divergence
     recent: float | None
     best: float | None
+    noise: float | None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to compare."""
+        quiet = self.noise is None and self.divergence.sigma is not None
+        return self.recent is not None and self.best is not None and not quiet
 
     @property
     def threshold(self) -> float | None:
         """What the recent level must exceed."""
-        if self.best is None:
+        if self.best is None or not self.known:
             return None
-        return self.best + max(self.divergence.relative * abs(self.best), self.divergence.absolute)
+        return self.best + max(self._margins)
 
     @property
     def summary(self) -> str:
         """The levels in words."""
+        settings = self.divergence
         if self.best is None or self.recent is None:
-            return f"no level of {self.divergence.settle_records} records has settled yet"
-        relative = self.divergence.relative * abs(self.best) >= self.divergence.absolute
-        margin = f"{100 * self.divergence.relative:g} %" if relative else f"{self.divergence.absolute:g}"
+            return f"no level of {settings.settle_records} records has settled yet"
+        if not self.known:
+            return f"the noise is not known yet, which takes {FEWEST_DISTANCES} records with both their neighbours"
+        relative, absolute, noise = self._margins
+        largest = max(relative, absolute, noise)
+        margin = f"{100 * settings.relative:g} %"
+        if largest == absolute:
+            margin = f"{settings.absolute:g}"
+        elif largest == noise:
+            margin = f"{settings.sigma:g} times the noise {self.noise or 0.0:.3g}"
         return (
-            f"the median of the last {self.divergence.records} records, {self.recent:.4g}, "
+            f"the median of the last {settings.records} records, {self.recent:.4g}, "
             f"against the best settled level {self.best:.4g} + {margin}"
         )
+
+    @property
+    def _margins(self) -> tuple[float, float, float]:
+        settings = self.divergence
+        noise = (settings.sigma or 0.0) * (self.noise or 0.0)
+        return settings.relative * abs(self.best or 0.0), settings.absolute, noise
 
 
 class DivergenceDetector:
@@ -53,6 +88,8 @@ class DivergenceDetector:
         self._recent = MedianWindow(divergence.records)
         self._settling = MedianWindow(divergence.settle_records)
         self._settled: deque[tuple[int, float]] = deque()
+        self._distances = MedianWindow(NOISE_RECORDS)
+        self._neighbours: tuple[float, ...] = ()
         self._count = 0
         self._breaching = 0
 
@@ -70,28 +107,32 @@ class DivergenceDetector:
             self._settled.popleft()
         level = self._level()
         self._settle(value)
-        if level.threshold is None or level.recent is None:
-            return Assessment(breach=False, comparison=level, warming_up=True, level_shift=level_shift)
-        breach = level.recent > level.threshold
+        threshold = level.threshold
+        breach = threshold is not None and level.recent is not None and level.recent > threshold
+        self._measure(value, breach)
         self._breaching = self._breaching + 1 if breach else 0
-        return Assessment(breach=breach, comparison=level, level_shift=level_shift)
+        return Assessment(breach=breach, comparison=level, warming_up=threshold is None, level_shift=level_shift)
 
     def clear(self) -> None:
-        """The recent level begins anew; the settled ones stay."""
+        """The recent level begins anew; the settled ones and the noise stay."""
         self._recent = MedianWindow(self._divergence.records)
         self._settling = MedianWindow(self._divergence.settle_records)
+        self._neighbours = ()
         self._breaching = 0
 
     @property
     def state(self) -> object:
-        """Values of both windows, the settled levels with their ages, and the row of breaches."""
+        """Values of the windows, the settled levels with their ages, and the row of breaches."""
         ages = [(self._count - count, level) for count, level in self._settled]
-        return self._recent.state, self._settling.state, ages, self._breaching
+        windows = self._recent.state, self._settling.state, self._distances.state
+        return windows, ages, self._neighbours, self._breaching
 
     def _level(self) -> Level:
         full = len(self._recent) == self._divergence.records
         recent = self._recent.median if full else None
-        return Level(self._divergence, recent, self._settled[0][1] if self._settled else None)
+        best = self._settled[0][1] if self._settled else None
+        enough = len(self._distances) >= FEWEST_DISTANCES
+        return Level(self._divergence, recent, best, NORMAL_NOISE * self._distances.median if enough else None)
 
     def _settle(self, value: float) -> None:
         """Keeps the settled levels ascending, so that the lowest one still within the lookback comes first."""
@@ -99,10 +140,15 @@ class DivergenceDetector:
         if len(self._settling) < self._divergence.settle_records:
             return
         level = self._settling.median
-        self._settling = MedianWindow(self._divergence.settle_records)
         while self._settled and self._settled[-1][1] >= level:
             self._settled.pop()
         self._settled.append((self._count, level))
+
+    def _measure(self, value: float, breach: bool) -> None:
+        neighbours = self._neighbours
+        if len(neighbours) == 2 and not breach:
+            self._distances.append(abs(neighbours[1] - (neighbours[0] / 2 + value / 2)))
+        self._neighbours = (*neighbours[-1:], value)
 
     def _take_for_normal(self) -> None:
         self._settled.clear()
