@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from judged_runs import record
 from run_states import attempts, run_state
@@ -257,7 +258,8 @@ def test_silence_is_noted_once_when_it_lasts_longer_than_a_stale_rule_allows() -
 
 
 def test_absence_rolls_back_only_where_the_rule_says_that_it_is_a_breach() -> None:
-    records = [*run(healthy(10)), *run([None] * 5, first=11)]
+    records = run(healthy(15))
+    records[10:] = [msgspec.structs.replace(one, scalars={}) for one in records[10:]]
     for on_no_data, fires in (("Ignore", False), ("Breach", True)):
         rule = {"name": "seen", "metric": "loss", "range": {"max": 9}, "action": "Rollback", "onNoData": on_no_data}
         one = policy(rule | ({"noDataFor": "10m"} if fires else {}))
