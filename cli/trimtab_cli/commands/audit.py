@@ -7,17 +7,12 @@ import typer
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.keys import RunId
 
-from trimtab_cli.access import Access, Bodies, chosen_cluster
+from trimtab_cli.access import Access, Bodies
+from trimtab_cli.access_options import with_checkpoints, with_trail
 from trimtab_cli.errors import CliError, NotFound
 from trimtab_cli.job_view import section
 from trimtab_cli.narrative import incident_story, record_line, words
 from trimtab_cli.options import (
-    AuditBucketOption,
-    AuditEndpointOption,
-    CheckpointEndpointOption,
-    ContextOption,
-    KubeconfigOption,
-    NamespaceOption,
     OutputOption,
     RunArgument,
 )
@@ -28,21 +23,17 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 
 @app.command()
+@with_trail
 def show(
+    access: Access,
     job: RunArgument,
     form: OutputOption = Format.TEXT,
     incident: Annotated[
         str | None, typer.Option("--incident", help="Tell one incident as a story; `last` for the newest.")
     ] = None,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    audit_endpoint: AuditEndpointOption = None,
-    audit_bucket: AuditBucketOption = None,
 ) -> None:
     """Print the trail in plain words, one line a record."""
     output = Output(form)
-    access = Access(chosen_cluster(kubeconfig, context, namespace), audit_endpoint, audit_bucket)
     run = access.run(job)
     with output.busy("reading the trail"):
         trail = read_trail(access.journal(run))
@@ -63,22 +54,17 @@ def show(
 
 
 @app.command()
+@with_checkpoints
 def verify(
+    access: Access,
     job: RunArgument,
     form: OutputOption = Format.TEXT,
     without_checkpoints: Annotated[
         bool, typer.Option("--without-checkpoints", help="Do not fetch what lies in the checkpoint bucket.")
     ] = False,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    audit_endpoint: AuditEndpointOption = None,
-    audit_bucket: AuditBucketOption = None,
-    checkpoint_endpoint: CheckpointEndpointOption = None,
 ) -> None:
     """Prove the trail: hash chain, legal changes of phase, evidence. Exit code 1 on any problem."""
     output = Output(form)
-    access = Access(chosen_cluster(kubeconfig, context, namespace), audit_endpoint, audit_bucket, checkpoint_endpoint)
     run = access.run(job)
     with output.busy("reading the trail"):
         bodies = access.journal(run)

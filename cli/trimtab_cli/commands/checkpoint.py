@@ -6,18 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from trimtab_cli.access import Access, chosen_cluster
+from trimtab_cli.access import Access
+from trimtab_cli.access_options import with_checkpoints
 from trimtab_cli.checkpoint_verification import Verification, verify_checkpoint
 from trimtab_cli.checkpoint_view import CHECKPOINT_COLUMNS, CheckpointRow, checkpoint_rows, table_row
 from trimtab_cli.errors import NotFound
 from trimtab_cli.options import (
-    AuditBucketOption,
-    AuditEndpointOption,
-    CheckpointEndpointOption,
-    ContextOption,
     JobArgument,
-    KubeconfigOption,
-    NamespaceOption,
     OutputOption,
 )
 from trimtab_cli.output import Format, Output
@@ -27,19 +22,14 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 
 @app.command("list")
+@with_checkpoints
 def list_checkpoints(
+    access: Access,
     job: JobArgument,
     form: OutputOption = Format.TEXT,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    audit_endpoint: AuditEndpointOption = None,
-    audit_bucket: AuditBucketOption = None,
-    checkpoint_endpoint: CheckpointEndpointOption = None,
 ) -> None:
     """List the checkpoints with state, evidence, size, age, and why one was not chosen for a rollback."""
     output = Output(form)
-    access = Access(chosen_cluster(kubeconfig, context, namespace), audit_endpoint, audit_bucket, checkpoint_endpoint)
     body = access.job(job)
     with output.busy("reading the trail and the bucket"):
         trail = read_trail(access.journal(access.run(job)))
@@ -56,20 +46,15 @@ def list_checkpoints(
 
 
 @app.command()
+@with_checkpoints
 def verify(
+    access: Access,
     job: JobArgument,
     step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="Only checkpoints of this step.")] = None,
     form: OutputOption = Format.TEXT,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
-    audit_endpoint: AuditEndpointOption = None,
-    audit_bucket: AuditBucketOption = None,
-    checkpoint_endpoint: CheckpointEndpointOption = None,
 ) -> None:
     """Read checkpoints whole and hash them against the journal; without STEP all but the quarantined ones."""
     output = Output(form)
-    access = Access(chosen_cluster(kubeconfig, context, namespace), audit_endpoint, audit_bucket, checkpoint_endpoint)
     body = access.job(job)
     with output.busy("reading the trail"):
         trail = read_trail(access.journal(access.run(job)))
