@@ -2,59 +2,30 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
-from trimtab_contract.directives import Action, CheckpointReference, Directive
+from run_states import SETTINGS, attempts, incident, latch, reference, run_state
+from trimtab_contract.directives import Action, Directive
 from trimtab_operator.commands import Append
-from trimtab_operator.incidents import Incident, Latch, Plan, PolicyIdentity, RemediationSettings
 from trimtab_operator.observation import Limits, Observation, Pods, PodsState
 from trimtab_operator.remediation import advance
-from trimtab_operator.run_state import Attempt, JournalAction, RunPhase, RunState, World
+from trimtab_operator.run_state import JournalAction, RunPhase, RunState
 
-HELD_STEP, PROBATION_STEPS = 190, 20
-LAST_STEP_OF_PROBATION = HELD_STEP + PROBATION_STEPS
+HELD_STEP = 190
+LAST_STEP_OF_PROBATION = HELD_STEP + SETTINGS.probation_steps
 LIMITS = Limits(max_rollbacks=3, max_restarts=3, window_seconds=60, certify_steps=40, generation=1, suspend=False)
 
 
-def latch(attempt: int, first_bad_step: int) -> Latch:
-    return Latch(
-        policy=PolicyIdentity(kind="GuardPolicy", namespace="n", name="guard", uid="u", generation=1, hash="0" * 64),
-        rule="loss-spike",
-        metric="loss",
-        action="Rollback",
-        observed=9.0,
-        threshold=4.0,
-        sigma=4.0,
-        control_limit=4.0,
-        message="loss is 9",
-        attempt=attempt,
-        first_bad_step=first_bad_step,
-        fired_step=first_bad_step + 2,
-        flagged=(first_bad_step - 1, first_bad_step + 1),
-        remediation=RemediationSettings(
-            margin=10, before=1, after=2, probe=32, probation_steps=PROBATION_STEPS, margin_factor=2
-        ),
-        rule_text={},
-    )
-
-
 def in_probation() -> RunState:
-    target = CheckpointReference(key="run/checkpoints/x/manifest.json", sha256="0" * 64, step=170)
-    incident = Incident(
-        name="demo-a1-s181", latch=latch(1, 181), held_step=HELD_STEP, plans=(Plan(number=1, target=target),)
-    )
-    return RunState(
-        seq=30,
-        epoch=1,
+    target = reference(170)
+    opened = msgspec.structs.replace(incident(targets=(target,)), held_step=HELD_STEP)
+    return run_state(
         phase=RunPhase.PROBATION,
-        attempts=(
-            Attempt(number=1, world=1, parent=None, branch_step=0),
-            Attempt(number=2, world=1, parent=1, branch_step=170),
-        ),
-        world=World(number=1),
+        attempts=attempts((None, 0), (1, 170)),
         directive=Directive(epoch=1, seq=28, world=1, attempt=2, action=Action.RUN, restore=target),
         restored_attempt=2,
-        incident=incident,
-        incident_names=(incident.name,),
+        incident=opened,
+        incident_names=(opened.name,),
     )
 
 
@@ -65,7 +36,7 @@ def next_action(state: RunState, first_bad_step: int, judged_step: int) -> Journ
         limits=LIMITS,
         pods=Pods(world=1, state=PodsState.LIVE),
         judged_step=judged_step,
-        firing=latch(2, first_bad_step),
+        firing=latch(attempt=2, first_bad_step=first_bad_step),
     )
     command = advance(state, observation)
     assert isinstance(command, Append)
