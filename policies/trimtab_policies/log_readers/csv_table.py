@@ -11,12 +11,13 @@ from trimtab_policies.log_readers.quantities import NotANumber, number
 from trimtab_policies.log_readers.reading import Confidence, LogReader
 from trimtab_policies.log_readers.streams import lines
 
+_LONGEST_HEADER = 1 << 20
 _DELIMITERS = ",;\t"
 
 
 def header(head: bytes) -> tuple[str, ...]:
     """The names in the first line that is not blank, if it may be a header; else nothing."""
-    first = head.lstrip().partition(b"\n")[0].rstrip(b"\r").decode(errors="replace")
+    first = head.lstrip().partition(b"\n")[0][:_LONGEST_HEADER].rstrip(b"\r").decode(errors="replace")
     names = cells(first, delimiter(first))
     return names if len(names) > 1 and all(map(_is_name, names)) else ()
 

@@ -9,7 +9,7 @@ from trimtab_policies.log_readers.points import Found, Other, Row, Unreadable
 from trimtab_policies.log_readers.reading import Confidence, LogReader
 from trimtab_policies.log_readers.streams import text_lines
 
-_LINE = re.compile(r"^step:(\d+)/\d+ ((?:\w+:\S+ ?)+)\s*$")
+_LINE = re.compile(r"^step:(\d+)/\d+ ((?:\w+:\S+(?: |$))+)\s*$")
 _HEAD = re.compile(rb"(?:^|\n)step:\d+/\d+ (?:train|val)_loss:\S+ train_time:\d")
 
 

@@ -167,8 +167,8 @@ class Names:
         metric = mapped or metric_name(short or column, self._aliases)
         if metric is None:
             return f"column {column[:80]!r} is left out: no metric name can be made of it; give it one with --map"
-        if mapped is None and metric in self._wanted:
-            return None  # The user chose another column for this metric.
+        if mapped is None and (metric in self._wanted or metric == STEP):
+            return None  # The user chose another column for this metric, or another one counts the steps.
         if metric in self._owner and short is not None:
             own = plain_name(short)
             metric = own if own not in self._owner and METRIC_NAME.fullmatch(own) else metric
@@ -189,7 +189,7 @@ class Names:
     def _step_rank(self, column: str) -> int | None:
         if STEP in self._wanted:
             return 0 if self._mapped.get(self._source(column)) == STEP else None
-        plain = plain_name(column)
+        plain = plain_name(self._undecorated(column) or column)
         return STEP_COLUMNS.index(plain) if plain in STEP_COLUMNS else None
 
     def _source(self, column: str) -> str:

@@ -16,8 +16,8 @@ from trimtab_policies.log_readers.text_pairs import SECONDS, pairs
 
 _STEP_WORDS = r"global[ _]?step|train(?:ing)?[ _]?step|num_updates|update|step|iteration|iter|it"
 _STEP = re.compile(
-    rf"(?<![\w/])['\"]?(?:{_STEP_WORDS})['\"]?\s*(?:[:=#]\s*|\s|\[\s*)\s*(?P<step>-?\d+(?:\.\d+)?)(?![\w.])"
-    r"(?:\s*/\s*\d+)?\]?(?:\s*\([\d.]+%\))?:?",
+    rf"(?<![\w/])['\"]?(?:{_STEP_WORDS})['\"]?(?:\s{{0,8}}[:=#\[]\s{{0,8}}|\s{{1,8}})(?P<step>-?\d+(?:\.\d+)?)(?![\w.])"
+    r"(?:\s?/\s{0,8}\d+)?\]?(?:\s?\([\d.]+%\))?:?",
     re.IGNORECASE,
 )
 _STEP_TIMES = frozenset({"step_time", "time", "dt"})

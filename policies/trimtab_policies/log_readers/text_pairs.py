@@ -1,21 +1,24 @@
-"""Numbers with names in free text: `loss: 3.2`, `loss=3.2`, `loss 3.2`, several in a line."""
+"""Numbers with names in free text: `loss: 3.2`, `loss=3.2`, `loss 3.2`, several in a line.
+
+A name and a number with nothing but a blank between them count only where they fill what stands between two bars,
+commas or wide gaps: in a sentence they are prose. Every repetition is bounded, so that no line takes long.
+"""
 
 import re
 from collections.abc import Iterator
 
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 _UNIT = r"(?:ms|us|µs|ns|s|sec|m|min|h|%|[kKMGT]i?B)?"
-_END = r"(?![\w.%/:-])"
-_WORD = r"[A-Za-z_][^\s:=|,;'\"{}()\[\]]*(?:\([^\s()]*\))?"
+_END = r"(?![\w%/:-]|\.\w)"
+_WORD = r"[A-Za-z_][^\s:=|,;'\"{}()\[\]]{0,62}(?:\([^\s()]{0,30}\))?"
 _QUOTE = r"['\"]?"
+_VALUE = rf"(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_END}"
 _MARKED = re.compile(
-    rf"(?P<name>{_WORD}(?: {_WORD}){{0,5}}){_QUOTE}\s*[:=]\s*{_QUOTE}(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_END}",
-    re.IGNORECASE,
+    rf"(?<!\w)(?P<name>{_WORD}(?: {_WORD}){{0,5}}){_QUOTE}\s{{0,8}}[:=]\s{{0,8}}{_QUOTE}{_VALUE}", re.IGNORECASE
 )
-_BARE = re.compile(
-    rf"(?P<name>{_WORD}(?: {_WORD}){{0,3}})\s+(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_END}", re.IGNORECASE
-)
-_PARTS = re.compile(r"\s*[|;]\s*|,\s+|(?<![:=\s])\s{2,}|\t")
+_BARE = re.compile(rf"(?P<name>{_WORD}(?: {_WORD})?)\s{{1,8}}{_VALUE}", re.IGNORECASE)
+_BARE_ONLY = re.compile(rf"(?:{_WORD}(?: {_WORD})?\s{{1,8}}{_NUMBER}{_UNIT}{_END}\s{{0,8}})+", re.IGNORECASE)
+_PARTS = re.compile(r"[|;\t]|,\s|(?<![:=\s])\s{2,8}")
 _LONGEST_LINE = 16 * 1024
 
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ns": 1e-9, "ms": 1e-3, "s": 1.0, "sec": 1.0}
@@ -26,9 +29,8 @@ def pairs(text: str) -> Iterator[tuple[str, str, str]]:
     if len(text) > _LONGEST_LINE:
         return
     for part in _PARTS.split(text):
-        found = False
-        for match in _MARKED.finditer(part):
-            found = True
-            yield match["name"], match["value"].replace(",", ""), match["unit"]
-        if not found and (match := _BARE.search(part)) is not None:
+        found = list(_MARKED.finditer(part))
+        if not found and _BARE_ONLY.fullmatch(part.strip()):
+            found = list(_BARE.finditer(part))
+        for match in found:
             yield match["name"], match["value"].replace(",", ""), match["unit"]

@@ -1,7 +1,7 @@
 """Weights & Biases: a chart exported as CSV, or a run's history as JSON or JSON Lines.
 
 A chart's columns are `<run> - <metric>` with `__MIN` and `__MAX` beside it, which are left out, as are W&B's own
-columns, which begin with an underscore.
+columns, which begin with an underscore. `_step`, the calls of `wandb.log`, is the step where nothing better is.
 """
 
 import io
@@ -46,7 +46,7 @@ def _undecorated(column: str) -> str | None:
     if column.endswith(("__MIN", "__MAX")):
         return None
     name = column.rpartition(" - ")[2]
-    return None if name.startswith("_") else name
+    return None if name.startswith("_") and name != "_step" else name
 
 
 READER = LogReader(

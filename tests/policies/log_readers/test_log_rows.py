@@ -103,6 +103,9 @@ def test_what_a_progress_bar_overwrote_is_read_as_lines() -> None:
         ("Step: 10, Loss: 2.5, Gradient Norm: 1.5", 10, {"loss": 2.5, "grad_norm": 1.5}),
         ("[2026-01-09 10:00:00] iter 10/500 loss: nan gnorm: inf", 10, {"loss": math.nan, "grad_norm": math.inf}),
         ("global_step: 10 | train_loss: 2.5e+00 | tok/s: 1,234,567", 10, {"loss": 2.5, "tokens_per_second": 1234567.0}),
+        ("step 10 loss 2.5 lr 1e-4", 10, {"loss": 2.5, "lr": 1e-4}),
+        ("step: 640/644 = 99.3789%  loss:  6.2116  tps: 52,142", 640, {"loss": 6.2116, "tokens_per_second": 52142.0}),
+        ("Iteration 10: loss = 2.5.", 10, {"loss": 2.5}),
         ("{'loss': 2.5, 'grad_norm': 1.5, 'step': 10}", 10, {"loss": 2.5, "grad_norm": 1.5}),
         ("epoch 001:  10 / 1000 loss=2.5, num_updates=10, gnorm=1.5", 10, {"loss": 2.5, "grad_norm": 1.5}),
     ],
@@ -115,7 +118,16 @@ def test_usual_lines_of_training_loops_are_read(line: str, step: int, scalars: d
 
 @pytest.mark.parametrize(
     "line",
-    ["saving checkpoint at step 100", "we take one step forward", "loss: 2.5", "steps = 1000", "step: x loss: y", ""],
+    [
+        "saving checkpoint at step 100",
+        "checkpoint of step 100 took 5 s, as ever",
+        "lasted since step 5 3 hours",
+        "we take one step forward",
+        "loss: 2.5",
+        "steps = 1000",
+        "step: x loss: y",
+        "",
+    ],
 )
 def test_prose_is_counted_as_lines_without_metrics(line: str) -> None:
     points, summary = read("text", b"step 1 loss 2.5\n" + line.encode() + b"\n")

@@ -168,6 +168,12 @@ def test_a_second_run_in_a_wandb_chart_is_left_out_with_a_word_and_may_be_chosen
     assert reading.summary.unreadable == 0
 
 
+def test_a_wandb_chart_over_another_axis_takes_the_step_of_its_run() -> None:
+    body = b'"epoch","calm-1 - _step","calm-1 - _step__MIN","calm-1 - loss","calm-1 - loss__MIN"\n0.5,10,10,3.5,3.5\n'
+    points = list(choose(body, "wandb.csv").read(io.BytesIO(body)))
+    assert [(point.step, dict(point.scalars)) for point in points] == [(10, {"epoch": 0.5, "loss": 3.5})]
+
+
 def test_a_wandb_history_counts_the_trainers_steps_and_not_the_calls_of_log() -> None:
     name, points, _ = points_of("wandb_history.jsonl")
     assert name == "wandb"
