@@ -5,7 +5,7 @@ import io
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +56,19 @@ class LogFile:
             return summary
         reasons = (Unreadable(0, self._source.damage), *summary.reasons)[:FIRST_REASONS]
         return replace(summary, unreadable=summary.unreadable + 1, reasons=reasons)
+
+
+def mapping_of(assignments: Iterable[str]) -> dict[str, str]:
+    """The values of `--map`, each `METRIC=COLUMN`, as metric -> column; raises UsageError."""
+    mapping: dict[str, str] = {}
+    for assignment in assignments:
+        metric, equals, column = (part.strip() for part in assignment.partition("="))
+        if not (metric and equals and column):
+            raise UsageError(f"--map {assignment!r} must be METRIC=COLUMN, such as loss=train/loss.")
+        if metric in mapping:
+            raise UsageError(f"--map gives {metric} two columns, {mapping[metric]!r} and {column!r}: keep one.")
+        mapping[metric] = column
+    return mapping
 
 
 def open_log(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from trimtab_cli.errors import CliError, NotFound, UsageError
-from trimtab_cli.log_files import open_log
+from trimtab_cli.log_files import mapping_of, open_log
 
 LINES = "".join(f'{{"step": {step}, "loss": {1 / step}}}\n' for step in range(1, 2001)).encode()
 
@@ -83,6 +83,15 @@ def test_a_format_may_be_named_and_a_wrong_one_reads_nothing(tmp_path: Path) -> 
         list(open_log(path, format="megatron"))
     with pytest.raises(UsageError, match=r"no log format 'excel'; the formats are .*jsonl"):
         open_log(path, format="excel")
+
+
+def test_mappings_are_read_from_the_command_line_and_refused_with_an_example() -> None:
+    assert mapping_of(["loss=train/loss", "lr = a=b"]) == {"loss": "train/loss", "lr": "a=b"}
+    for wrong in ("loss", "loss=", "=loss"):
+        with pytest.raises(UsageError, match="must be METRIC=COLUMN, such as loss=train/loss"):
+            mapping_of([wrong])
+    with pytest.raises(UsageError, match="--map gives loss two columns, 'a' and 'b'"):
+        mapping_of(["loss=a", "loss=b"])
 
 
 def test_a_mapping_that_cannot_be_followed_is_a_usage_error(tmp_path: Path) -> None:
