@@ -9,7 +9,8 @@ from training_jobs import Namespace
 from trimtab_contract.directives import Directive, decode
 from trimtab_contract.journal import JournalRecord, parse_record
 from trimtab_contract.keys import RunId, directive_key, journal_prefix
-from trimtab_operator.run_state import RunState, fold
+from trimtab_operator.journal_fold import fold
+from trimtab_operator.run_state import RunState
 
 BUCKET = "trimtab-audit"
 

@@ -41,12 +41,16 @@ class Scenario:
     nonfinite: frozenset[tuple[int, int]] = frozenset()
     """(attempt, step) whose update is withheld."""
     action: str = "Rollback"
+    refuses_skips: bool = False
+    """Whether the trainer stands further than it says: every new skip begins in what it has trained."""
     holds_on_nonfinite: bool = True
     fires_on_nonfinite: bool = True
     bad_config: bool = False
     initial: bool = True
     """Whether the state before the first step is saved."""
     margin: int = 5
+    before: int = 1
+    """How many windows before the first flagged one are skipped with it."""
     margin_factor: float = 2.0
     probation: int = 6
     checkpoint_every: int = 5
@@ -121,7 +125,7 @@ class PlayedWorld:
     self_held: bool = False
     spoiled: bool = False
     differs: bool = False
-    failure: tuple[CheckpointReference, str] | None = None
+    failure: tuple[CheckpointReference, Reason, str] | None = None
     said: tuple[AckState, dict[str, Any]] = (AckState.WAITING, {})
     alive: bool = True
     hung: bool = False
@@ -178,9 +182,17 @@ class PlayedWorld:
             self_held=self.self_held,
         )
         instruction = instruct(standing, directive)
+        if self.run.scenario.refuses_skips and self.ready and SkipLedger(directive.skip) != self.ledger:
+            instruction = Refusal(Reason.RANGE_ALREADY_TRAINED, "the windows to skip were trained")
         if isinstance(instruction, Refusal):
             self.run.refusals.append(f"{directive.action} of attempt {directive.attempt}: {instruction.detail}")
-            self.run.acked(self, AckState.REFUSED, reason=str(instruction.reason or ""), order=directive.order)
+            self.run.acked(
+                self,
+                AckState.REFUSED,
+                reason=str(instruction.reason or ""),
+                detail=instruction.detail,
+                order=directive.order,
+            )
             return
         self.directive = directive
         if instruction.action in {Action.STOP, Action.FINISH}:

@@ -4,14 +4,15 @@ from scripted_world import ScriptedRun, directive_of
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import Action
 from trimtab_contract.journal import JournalRecord, Phase, effective, verify_chain
+from trimtab_operator.journal_fold import fold_all
 from trimtab_operator.remediation import check_transition
-from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState, fold_all
+from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
 
 
-def check(run: ScriptedRun) -> None:
-    """Every invariant of the remediation, over a whole run."""
+def check(run: ScriptedRun, *, refuses: bool = False) -> None:
+    """Every invariant of the remediation, over a whole run; `refuses` says that its trainer refuses a directive."""
     assert not run.violations, run.violations
-    assert not run.refusals, run.refusals
+    assert bool(run.refusals) is refuses, run.refusals
     bodies = sorted(run.store.bodies.items())
     report = verify_chain(bodies)
     assert report.intact, report.problems
@@ -28,7 +29,8 @@ def check(run: ScriptedRun) -> None:
     assert len(intents) == len(set(intents)), "an intent was written twice"
     opened = [one.incident for one in counted if one.action == JournalAction.INCIDENT_OPENED]
     assert len(opened) == len(set(opened)), "an incident was opened twice"
-    _check_skips(run, state, counted)
+    if not refuses:
+        _check_skips(run, state, counted)
 
 
 def _check_skips(run: ScriptedRun, state: RunState, counted: tuple[JournalRecord, ...]) -> None:

@@ -25,6 +25,7 @@ from trimtab_contract.keys import RunId
 from trimtab_operator.adapters.ports import Appended
 from trimtab_operator.errors import StoreUnavailable
 from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings
+from trimtab_operator.journal_fold import fold_all
 from trimtab_operator.observation import (
     Acks,
     CheckpointClaim,
@@ -33,14 +34,7 @@ from trimtab_operator.observation import (
     Pods,
     PodsState,
 )
-from trimtab_operator.run_state import (
-    AcceptedGuard,
-    Checkpoint,
-    CheckpointState,
-    JournalAction,
-    RunState,
-    fold_all,
-)
+from trimtab_operator.run_state import AcceptedGuard, Checkpoint, CheckpointState, JournalAction, RunState
 from trimtab_trainer.directives import Inbox
 
 POLICY = PolicyIdentity(kind="GuardPolicy", namespace="lab", name="guard", uid="p", generation=1, hash="h1")
@@ -334,7 +328,7 @@ class ScriptedRun:
             flagged=(self.records[attempt, first].window, self.records[attempt, fired].window),
             remediation=RemediationSettings(
                 margin=self.scenario.margin,
-                before=1,
+                before=self.scenario.before,
                 after=2,
                 probe=16,
                 probation_steps=self.scenario.probation,

@@ -37,7 +37,8 @@ from trimtab_contract.keys import (
     run_prefix,
 )
 from trimtab_contract.metrics import MetricRecord, decode_archive
-from trimtab_operator.run_state import RunState, fold_all
+from trimtab_operator.journal_fold import fold_all
+from trimtab_operator.run_state import RunState
 from trimtab_sandbox.cluster import SandboxInfo
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,8 +20,9 @@ from trimtab_contract.journal import (
     verify_chain,
 )
 from trimtab_contract.keys import policy_text
+from trimtab_operator.journal_fold import fold
 from trimtab_operator.remediation import IllegalTransition, check_transition
-from trimtab_operator.run_state import AcceptedGuard, JournalAction, RunState, fold
+from trimtab_operator.run_state import AcceptedGuard, JournalAction, RunState
 
 from trimtab_cli.errors import MalformedTrail
 

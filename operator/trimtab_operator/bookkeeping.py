@@ -18,6 +18,7 @@ def next_record(state: RunState, observation: Observation) -> Command | None:
     """The next fact the journal lacks, in a fixed order, or None."""
     return (
         _accept_guard(state, observation)
+        or _refusal(state, observation)
         or _note(state, observation)
         or _claim(state, observation)
         or _verification(state, observation)
@@ -90,6 +91,23 @@ def _accept_guard(state: RunState, observation: Observation) -> Command | None:
             id=f"run/{JournalAction.POLICY_ACCEPTED}/{state.seq + 1}",
             after={"guard": guard},
             before={"guard": known} if known else None,
+        )
+    )
+
+
+def _refusal(state: RunState, observation: Observation) -> Command | None:
+    """The trainer's word against the directive in force; said once, however often it is repeated."""
+    refused, directive = observation.acks.refused, state.directive
+    if refused is None or directive is None or (refused.epoch, refused.seq) != directive.order or state.refused:
+        return None
+    told = f"{directive.action} of attempt {directive.attempt} is refused"
+    return Append(
+        Draft(
+            action=JournalAction.DIRECTIVE_REFUSED,
+            id=f"run/{JournalAction.DIRECTIVE_REFUSED}/{refused.epoch}.{refused.seq}",
+            incident=state.incident.name if state.incident else None,
+            reason={"reason": refused.reason, "message": f"{told}: {refused.detail or refused.reason}"},
+            after={"epoch": refused.epoch, "seq": refused.seq, "world": refused.world, "attempt": refused.attempt},
         )
     )
 

@@ -12,7 +12,8 @@ from trimtab_contract.keys import RunId
 from trimtab_operator.adapters.ports import Appended, JournalStore
 from trimtab_operator.commands import Draft
 from trimtab_operator.errors import Conflict, Fenced, JournalBroken
-from trimtab_operator.run_state import JournalAction, RunState, fold
+from trimtab_operator.journal_fold import fold
+from trimtab_operator.run_state import JournalAction, RunState
 
 _GENESIS_EPOCH = 0
 

@@ -9,6 +9,7 @@ from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
 
 from trimtab_operator.incidents import Latch
+from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard
 
 
@@ -23,6 +24,14 @@ class PodsState(StrEnum):
     """At least one pod failed or is being deleted, others still run."""
     GONE = "Gone"
     """The Job exists and no process of it runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """What a job waits for: a reason of `reasons` and the sentence that says what to do."""
+
+    reason: Reason
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from trimtab_operator.errors import NotFound, StoreRefused, StoreUnavailable
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
 from trimtab_operator.judge import Judge
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
-from trimtab_operator.observation import Acks, Limits, Observation, Pods
+from trimtab_operator.observation import Acks, Blocker, Limits, Observation, Pods
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
@@ -29,14 +29,6 @@ _Two = TypeVar("_Two")
 _Three = TypeVar("_Three")
 
 CREDENTIAL_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-
-
-@dataclass(frozen=True, slots=True)
-class Blocker:
-    """What a job waits for: a reason of `reasons` and the sentence that says what to do."""
-
-    reason: Reason
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Reason(StrEnum):
     POLICY_SATISFIABLE = "PolicySatisfiable"
     METRIC_MISSING = "MetricMissing"
     METRIC_SEEN = "MetricSeen"
+    DIRECTIVE_REFUSED = "DirectiveRefused"
     RECORD_REJECTED = "RecordRejected"
 
     # Incidents.

@@ -69,7 +69,7 @@ def advance(state: RunState, observation: Observation) -> Command | None:
         return Perform(state.pending)
     if state.ended:
         return None
-    for decide in (bookkeeping.next_record, _next_firing, _drop_target, worlds.next_command, _PHASES[state.phase]):
+    for decide in (*_IN_EVERY_PHASE, _PHASES[state.phase]):
         command = decide(state, observation)
         if command is not None:
             if isinstance(command, Append) and command.draft.after and "phase" in command.draft.after:
@@ -309,6 +309,20 @@ def _drop_target(state: RunState, _observation: Observation) -> Command | None:
     )
 
 
+def _refused_skip(state: RunState, observation: Observation) -> Command | None:
+    """A range that begins in what is trained already is taken out again: it would fit no later checkpoint either."""
+    refused, directive = state.refused, state.directive
+    if refused is None or directive is None or refused.reason != Reason.RANGE_ALREADY_TRAINED:
+        return None
+    if state.phase is _P.PROBATION:
+        reason = {"message": f"the plan skips nothing, so it would change nothing: {refused.detail}"}
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason=reason)
+    action = Action.HOLD if state.phase is _P.NEEDS_HUMAN else directive.action
+    without = drafts.instruct(state, observation, action, skip=state.skip_before)
+    message = f"the skip is taken out again: {refused.detail}"
+    return drafts.intend(state, JournalAction.DIRECTIVE, without, reason={"message": message})
+
+
 def _diagnosing_restored(state: RunState, observation: Observation) -> Command | None:
     incident = state.incident
     if incident is None or incident.target is None or not state.world_lives:
@@ -447,3 +461,6 @@ _PHASES: Mapping[RunPhase, Callable[[RunState, Observation], Command | None]] = 
     _P.STOPPED: _nothing,
     _P.FAILED: bookkeeping.reopen,
 }
+
+_IN_EVERY_PHASE = (bookkeeping.next_record, _next_firing, _drop_target, _refused_skip, worlds.next_command)
+"""What is looked at before a phase's own decision, in this order."""

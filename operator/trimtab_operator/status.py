@@ -8,8 +8,7 @@ from trimtab_contract.metrics import MetricRecord
 
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incidents import Incident, Plan
-from trimtab_operator.observation import Pods, PodsState
-from trimtab_operator.observer import Blocker
+from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.resources import API_VERSION
 from trimtab_operator.run_state import CheckpointState, RunPhase, RunState

@@ -18,6 +18,7 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.WORLD_LOST: (EventType.WARNING, Reason.WORLD_LOST),
     JournalAction.END_WORLD: (EventType.WARNING, Reason.WORLD_HUNG),
     JournalAction.QUARANTINED: (EventType.WARNING, Reason.CHECKPOINT_QUARANTINED),
+    JournalAction.DIRECTIVE_REFUSED: (EventType.WARNING, Reason.DIRECTIVE_REFUSED),
     JournalAction.RULE_FIRED: (EventType.WARNING, Reason.RULE_OBSERVED),
     JournalAction.INCIDENT_OPENED: (EventType.WARNING, Reason.INCIDENT_OPENED),
     JournalAction.RELAPSED: (EventType.WARNING, Reason.RELAPSED),

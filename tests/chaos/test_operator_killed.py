@@ -7,7 +7,8 @@ from journal_tail import JournalTail
 from node_processes import PodProcess, leader, step_until
 from training_jobs import Namespace, guard_policy
 from trimtab_contract.directives import Action
-from trimtab_operator.run_state import RunPhase, fold_all
+from trimtab_operator.journal_fold import fold_all
+from trimtab_operator.run_state import RunPhase
 from undisturbed_runs import INCIDENTS, commands, damaged_job, decisions
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]

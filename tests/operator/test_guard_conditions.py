@@ -4,8 +4,7 @@ from typing import Any
 
 from operator_objects import training_job
 from trimtab_operator.guards import GuardProblem
-from trimtab_operator.observation import Pods
-from trimtab_operator.observer import Blocker
+from trimtab_operator.observation import Blocker, Pods
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard, RunState
 from trimtab_operator.status import job_status

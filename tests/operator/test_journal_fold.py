@@ -9,6 +9,7 @@ from trimtab_contract.directives import Ack, AckState, Action, Directive
 from trimtab_contract.journal import Actor, JournalRecord, Phase, canonical_bytes, parse_record
 from trimtab_operator.bookkeeping import next_record
 from trimtab_operator.commands import Append
+from trimtab_operator.journal_fold import fold
 from trimtab_operator.observation import Acks, FiringRule, Limits, Observation, Pods, PodsState
 from trimtab_operator.remediation import advance
 from trimtab_operator.run_state import (
@@ -18,7 +19,6 @@ from trimtab_operator.run_state import (
     RunPhase,
     RunState,
     World,
-    fold,
 )
 
 LIMITS = Limits(max_rollbacks=3, max_restarts=3, window_seconds=60, certify_steps=40, generation=1, suspend=False)

@@ -11,8 +11,7 @@ from operator_objects import training_job
 from run_states import POLICY, attempts, checkpoint, incident, reference, run_state
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incidents import Plan, SkipRange
-from trimtab_operator.observation import Pods, PodsState
-from trimtab_operator.observer import Blocker
+from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.status import incident_object, incident_status, job_status
