@@ -2,6 +2,8 @@
 
 PolicyError
 ├── InvalidPolicy    a GuardPolicy that cannot be obeyed; carries every error with its path
+├── InvalidPolicyTest  a test file that cannot be run; carries every error with its path
+├── InvalidSeries    a text that is no series of a test file
 ├── MetricMismatch   a rule reads a metric as a scalar that is a vector, or the reverse
 ├── EmptyHistory     judgement was asked for before any record arrived
 ├── InvalidLineage   attempts that do not form a tree
@@ -34,6 +36,18 @@ class InvalidPolicy(PolicyError):
     def __init__(self, errors: tuple[FieldError, ...]) -> None:
         self.errors = errors
         super().__init__("; ".join(str(error) for error in errors))
+
+
+class InvalidPolicyTest(PolicyError):
+    """A test file that cannot be run."""
+
+    def __init__(self, errors: tuple[FieldError, ...]) -> None:
+        self.errors = errors
+        super().__init__("; ".join(str(error) for error in errors))
+
+
+class InvalidSeries(PolicyError):
+    """A text that is no series of a test file; says where and what is allowed."""
 
 
 class MetricMismatch(PolicyError):

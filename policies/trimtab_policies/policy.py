@@ -19,6 +19,7 @@ from trimtab_policies.checks import DEFAULT_PROBE, cross_field_errors
 from trimtab_policies.errors import FieldError, InvalidPolicy
 from trimtab_policies.models import Model
 from trimtab_policies.rules import Rule
+from trimtab_policies.validation import field_errors, shown
 
 
 class Mode(StrEnum):
@@ -72,30 +73,6 @@ class GuardPolicySpec(Model):
     remediation: Remediation = Remediation()
 
 
-_ADVICE = {
-    "missing": "is required; add it",
-    "extra_forbidden": "is not a field this version knows; remove it or correct its name",
-    "greater_than_equal": "must be at least {ge:g}",
-    "greater_than": "must be greater than {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be less than {lt:g}",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "string_type": "must be a string",
-    "string_pattern_mismatch": "must match {pattern}",
-    "string_too_short": "must not be empty",
-    "string_too_long": "must have at most {max_length} characters",
-    "too_short": "must not be empty",
-    "too_long": "must have at most {max_length} items",
-    "enum": "must be {expected}",
-    "literal_error": "must be {expected}",
-    "model_type": "must be an object",
-    "tuple_type": "must be a list",
-}
-"""What to do about each kind of error that these models can have."""
-
-
 def policy_hash(spec: GuardPolicySpec) -> str:
     """SHA-256 (hex) of the spec as canonical JSON, defaults filled in: equal for specs that judge and act alike."""
     content = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -131,18 +108,14 @@ class AcceptedPolicy:
 def parse_policy(spec: object) -> GuardPolicySpec:
     """Check a GuardPolicy's `spec`; raises InvalidPolicy with every error at once."""
     if not isinstance(spec, Mapping):
-        raise InvalidPolicy((FieldError("spec", "must be an object with `rules`"),))
+        raise InvalidPolicy((FieldError("spec", f"must be an object with `rules`; it is {shown(spec)}"),))
     fields = cast("Mapping[Any, Any]", spec)
     errors: list[FieldError] = []
     parsed: GuardPolicySpec | None = None
     try:
         parsed = GuardPolicySpec.model_validate(fields)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)
-        # pydantic counts valid rules only, and so calls a list of wrong ones empty.
-        errors += [
-            _field_error(detail) for detail in details if detail["type"] != "too_short" or not fields.get("rules")
-        ]
+        errors += field_errors(error, GuardPolicySpec, "spec")
     errors += cross_field_errors(fields)
     if errors or parsed is None:
         raise InvalidPolicy(tuple(errors))
@@ -154,11 +127,3 @@ def nearest_name(metric: str, seen: Sequence[str] = ()) -> str | None:
     candidates = sorted({*KNOWN_SCALARS, *KNOWN_VECTORS, *seen} - {metric})
     matches = get_close_matches(metric, candidates, n=1)
     return matches[0] if matches else None
-
-
-def _field_error(detail: Mapping[str, Any]) -> FieldError:
-    path = "spec"
-    for part in detail["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    advice = _ADVICE.get(detail["type"])
-    return FieldError(path, detail["msg"] if advice is None else advice.format(**detail.get("ctx", {})))

@@ -105,9 +105,8 @@ def test_json_carries_the_same(tmp_path: Path) -> None:
     broken.write_text(BROKEN)
     answer = json.loads(CliRunner().invoke(app, ["policy", "check", "-o", "json", str(broken)]).stdout)
     assert answer["valid"] is False
-    assert {"file": str(broken), "line": 22, "path": "spec.remediation.margin", "message": "must be at least 1"} in (
-        answer["errors"]
-    )
+    message = "must be at least 1; it is 0"
+    assert {"file": str(broken), "line": 22, "path": "spec.remediation.margin", "message": message} in answer["errors"]
 
 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:

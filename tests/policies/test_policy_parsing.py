@@ -161,7 +161,7 @@ def test_a_policy_has_between_one_and_64_rules() -> None:
     assert errors_of({"rules": []}) == {"spec.rules": "must not be empty"}
     assert errors_of({}) == {"spec.rules": "is required; add it"}
     many = [rule(name=f"rule-{index}") for index in range(65)]
-    assert errors_of({"rules": many}) == {"spec.rules": "must have at most 64 items"}
+    assert errors_of({"rules": many}) == {"spec.rules": "must have at most 64 items; it has 65"}
     assert len(parse_policy({"rules": many[:64]}).rules) == 64
 
 

@@ -1,25 +1,25 @@
-"""`trimtab policy`: what is wrong with a GuardPolicy, before it reaches a cluster."""
+"""What is wrong with a guard policy and what it would do, before it reaches a cluster."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trimtab_cli.commands import policy_backtest, policy_explain, policy_test
 from trimtab_cli.options import OutputOption
 from trimtab_cli.output import Format, Output
 from trimtab_cli.policy_files import PolicyFinding, check_policies
+from trimtab_cli.text_files import read_text
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `check` a command of a group, as its siblings will be."""
+app.command("test")(policy_test.run_tests)
+app.command("backtest")(policy_backtest.backtest)
+app.command("explain")(policy_explain.explain)
 
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="YAML with one or more GuardPolicy manifests.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="YAML with guard policy manifests.")],
     form: OutputOption = Format.TEXT,
 ) -> None:
     """Name every error with file, line and path; exit code 1 when there is any."""
@@ -27,7 +27,7 @@ def check(
     findings: list[PolicyFinding] = []
     policies = 0
     for file in files:
-        count, found = check_policies(str(file), _read(file))
+        count, found = check_policies(str(file), read_text(file))
         policies += count
         findings += found
 
@@ -39,10 +39,3 @@ def check(
 
     output.result({"policies": policies, "valid": not findings, "errors": findings}, show)
     raise typer.Exit(1 if findings else 0)
-
-
-def _read(file: Path) -> str | PolicyFinding:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        return PolicyFinding(str(file), 0, "", f"cannot be read: {getattr(error, 'strerror', None) or error}")
