@@ -79,6 +79,7 @@ def _rule_errors(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     if given:
         yield from _metric_errors(rule, given, path)
         yield from _absence_errors(rule, given, path)
+        yield from _within_errors(rule, given, path)
     yield from _reduce_errors(rule, f"{path}.reduce")
 
 
@@ -92,6 +93,17 @@ def _metric_errors(rule: Mapping[str, Any], given: Sequence[str], path: str) -> 
             yield FieldError(f"{path}.{field}", message)
     if given == ["stale"] and rule.get("reduce") is not None:
         yield FieldError(f"{path}.reduce", "must be left out: stale looks at no value")
+
+
+def _within_errors(rule: Mapping[str, Any], given: Sequence[str], path: str) -> Iterator[FieldError]:
+    within, needed = _number(rule.get("withinRecords")), _number(rule.get("forRecords", DEFAULT_FOR_RECORDS))
+    if within is None:
+        return
+    if given == ["stale"]:
+        yield FieldError(f"{path}.withinRecords", "must be left out with stale, which counts time and no records")
+    elif needed is not None and needed > within:
+        message = f"must be at least forRecords, which is {needed:g}; it is {within:g}"
+        yield FieldError(f"{path}.withinRecords", message)
 
 
 def _absence_errors(rule: Mapping[str, Any], given: Sequence[str], path: str) -> Iterator[FieldError]:
@@ -214,18 +226,19 @@ def _repeated_names(rules: list[Mapping[str, Any]]) -> Iterator[FieldError]:
 def _probe_errors(rules: list[Mapping[str, Any]], skip: Mapping[str, Any]) -> Iterator[FieldError]:
     probe = _number(skip.get("probe", DEFAULT_PROBE))
     latencies = [
-        (needed, rule.get("name"))
+        (needed, field, rule.get("name"))
         for rule in rules
         if rule.get("action") == "Rollback"
-        and (needed := _number(rule.get("forRecords", DEFAULT_FOR_RECORDS))) is not None
+        for field in ("forRecords" if rule.get("withinRecords") is None else "withinRecords",)
+        if (needed := _number(rule.get(field, DEFAULT_FOR_RECORDS))) is not None
     ]
     if probe is None or not latencies:
         return
-    longest, name = max(latencies, key=lambda latency: latency[0])
+    longest, field, name = max(latencies, key=lambda latency: latency[0])
     if probe < longest + HEALTHY_WINDOWS_AFTER_DAMAGE:
         least = longest + HEALTHY_WINDOWS_AFTER_DAMAGE
         message = (
-            f"must be at least forRecords + {HEALTHY_WINDOWS_AFTER_DAMAGE} = {least:g} of rule {name}; it is {probe:g}"
+            f"must be at least {field} + {HEALTHY_WINDOWS_AFTER_DAMAGE} = {least:g} of rule {name}; it is {probe:g}"
         )
         yield FieldError("spec.remediation.skipBatches.probe", message)
 

@@ -29,11 +29,15 @@ def explain(verdict: Verdict) -> str:
         case Reason.LEVEL_SHIFT:
             return f"{compared}; the baseline was rebuilt on the new level after its longest freeze"
         case _ if verdict.streak:
-            times = "1 record" if verdict.streak == 1 else f"{verdict.streak} records in a row"
+            times = "1 record" if verdict.streak == 1 else f"{verdict.streak} records{_spread(rule)}"
             wanted = f" of {rule.for_records}" if verdict.streak < rule.for_records else ""
             return f"{compared}, {times}{wanted} since step {verdict.first_bad_step}"
         case _:
             return compared
+
+
+def _spread(rule: Rule) -> str:
+    return " in a row" if rule.within_records is None else f" of the last {rule.within_records}"
 
 
 def absence_rule(rule: Rule) -> str:

@@ -21,7 +21,7 @@ LEAST_REACH = 500
 
 def reach(rule: Rule) -> int:
     """How many records a judgement of this rule looks back over, at least."""
-    needed = rule.for_records
+    needed = rule.within_records or rule.for_records
     if rule.spike is not None:
         baseline = rule.spike.baseline
         needed += 2 * baseline.records + baseline.max_freeze

@@ -1,12 +1,13 @@
 """Records in order -> what one rule finds in each: observe, assess, count the streak.
 
-Streaks count consecutive observations of the metric: a record without it is NoData and neither counts nor interrupts,
-for a metric published every 50th step would otherwise never reach `forRecords`. A new attempt ends a streak. A record
-before the rule is armed (`afterSteps`, `graceSteps`) belongs to none, even one that is not finite.
+Streaks (`streaks`) count observations of the metric: a record without it is NoData and neither counts nor interrupts,
+for a metric published every 50th step would otherwise never reach `forRecords`. A new attempt ends a streak, and so
+does a run that was held and goes on. A record before the rule is armed (`afterSteps`, `graceSteps`) belongs to none,
+even one that is not finite.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from trimtab_contract.metrics import MetricRecord
@@ -16,6 +17,7 @@ from trimtab_policies.detectors import Assessment, detector_of
 from trimtab_policies.errors import MetricMismatch
 from trimtab_policies.reductions import Observation, Observer
 from trimtab_policies.rules import Rule
+from trimtab_policies.streaks import Streak
 from trimtab_policies.verdicts import Finding, Place, Reason, State, Verdict
 
 _ABSENT = Finding(State.NO_DATA, Reason.METRIC_ABSENT)
@@ -26,11 +28,25 @@ T = TypeVar("T")
 
 
 class Resumption:
-    """From which attempt and step the present stretch of training counts: `graceSteps` begin there."""
+    """From which steps on the present attempt trains: `graceSteps` begin there, and streaks begin anew.
 
-    def __init__(self, attempt: int, start_step: int) -> None:
+    `start_step` is the step after which the attempt began, `resumed` are those after which it went on from a hold.
+    """
+
+    def __init__(self, attempt: int, start_step: int, resumed: Collection[int] = ()) -> None:
         self.attempt = attempt
         self.start_step = start_step
+        self._resumed = tuple(sorted(resumed))
+
+    def went_on_before(self, record: MetricRecord) -> bool:
+        """Whether this is the first record after the run went on from a hold."""
+        return record.attempt == self.attempt and record.step - 1 in self._resumed
+
+    def last_start(self, record: MetricRecord) -> int | None:
+        """The last step at or before which training began or went on; None for records of earlier attempts."""
+        if record.attempt != self.attempt:
+            return None
+        return max((step for step in self._resumed if step < record.step), default=self.start_step)
 
 
 class Arming:
@@ -46,10 +62,8 @@ class Arming:
         if record.step <= self._after:
             return Reason.NOT_YET_ARMED
         # In an earlier attempt's records only the baseline matters: the change of attempt ends their streaks.
-        resumption = self._resumption
-        if self._grace and record.attempt == resumption.attempt and record.step <= resumption.start_step + self._grace:
-            return Reason.IN_GRACE
-        return None
+        start = self._resumption.last_start(record) if self._grace else None
+        return Reason.IN_GRACE if start is not None and record.step <= start + self._grace else None
 
 
 class Replay(Protocol[T_contra]):
@@ -71,19 +85,19 @@ class ValueReplay:
     def __init__(self, rule: Rule, resumption: Resumption) -> None:
         self._rule = rule
         self._arming = Arming(rule, resumption)
+        self._resumption = resumption
         self._observer = Observer(rule)
         self._detector = detector_of(rule)
         self._attempt = 0
-        self._streak = 0
-        self._first_bad: Place | None = None
+        self._streak = Streak(rule)
 
     def step(self, record: MetricRecord, _: object = None, /) -> Finding:
         """Observe, assess, count."""
-        if record.attempt != self._attempt:
+        if record.attempt != self._attempt or self._resumption.went_on_before(record):
             self._attempt = record.attempt
             self._observer.clear()
             self._detector.clear()
-            self._end_streak()
+            self._streak.end()
         try:
             observation = self._observer.observe(record)
         except MetricMismatch as error:
@@ -91,37 +105,33 @@ class ValueReplay:
         if observation is None:
             return _ABSENT
         assessment = self._detector.assess(observation.value)
-        if self._streak and (not assessment.breach or assessment.level_shift):
-            self._end_streak()
+        streak = self._streak
+        if assessment.level_shift:
+            streak.end()
         pending = self._arming.pending(record)
+        counted = assessment.breach and pending is None
+        streak.observe(Place(record.step, record.window) if counted else None)
         if pending is not None:
             return Finding(State.PENDING, pending, observation, assessment)
-        if not assessment.breach:
+        if not assessment.breach and not streak.reached:
             return _calm(observation, assessment)
-        self._streak += 1
-        if self._first_bad is None:
-            self._first_bad = Place(record.step, record.window)
         state, reason = self._breaching(observation)
-        return Finding(state, reason, observation, assessment, self._streak, self._first_bad)
+        return Finding(state, reason, observation, assessment, streak.count, streak.first)
 
     @property
     def state(self) -> object:
         """What observer and detector remember, and the streak."""
-        return self._observer.state, self._detector.state, self._attempt, self._streak, self._first_bad
+        return self._observer.state, self._detector.state, self._attempt, self._streak.state
 
     def _breaching(self, observation: Observation) -> tuple[State, Reason]:
         rule = self._rule
-        if self._streak < rule.for_records:
+        if not self._streak.reached:
             return State.PENDING, Reason.BREACHING
         if not math.isfinite(observation.value):
             return State.FIRING, Reason.NON_FINITE
         if rule.range is not None:
             return State.FIRING, Reason.OUT_OF_RANGE
         return State.FIRING, Reason.SPIKE if rule.spike is not None else Reason.DIVERGENCE
-
-    def _end_streak(self) -> None:
-        self._streak = 0
-        self._first_bad = None
 
 
 class CompositeReplay:
@@ -130,34 +140,32 @@ class CompositeReplay:
     def __init__(self, rule: Rule, resumption: Resumption) -> None:
         self._rule = rule
         self._arming = Arming(rule, resumption)
+        self._resumption = resumption
         self._attempt = 0
-        self._streak = 0
-        self._first_bad: Place | None = None
+        self._streak = Streak(rule)
 
     def step(self, record: MetricRecord, components: tuple[Verdict, ...], /) -> Finding:
         """Combine, count."""
-        if record.attempt != self._attempt:
+        streak = self._streak
+        if record.attempt != self._attempt or self._resumption.went_on_before(record):
             self._attempt = record.attempt
-            self._end_streak()
+            streak.end()
         combined = combine(self._rule, components)
         if combined.state is State.NO_DATA:
             return combined
         breach = combined.state is State.FIRING
-        if not breach:
-            self._end_streak()
         pending = self._arming.pending(record)
+        place = combined.first_bad or Place(record.step, record.window)
+        streak.observe(place if breach and pending is None else None)
         if pending is not None:
             return Finding(State.PENDING, pending, cause=combined.cause, note=combined.note)
-        if not breach:
+        if not breach and not streak.reached:
             return combined
-        self._streak += 1
-        self._first_bad = self._first_bad or combined.first_bad or Place(record.step, record.window)
-        firing = self._streak >= self._rule.for_records
         return Finding(
-            State.FIRING if firing else State.PENDING,
-            Reason.COMPONENTS if firing else Reason.BREACHING,
-            streak=self._streak,
-            first_bad=self._first_bad,
+            State.FIRING if streak.reached else State.PENDING,
+            Reason.COMPONENTS if streak.reached else Reason.BREACHING,
+            streak=streak.count,
+            first_bad=streak.first,
             cause=combined.cause,
             note=combined.note,
         )
@@ -165,11 +173,7 @@ class CompositeReplay:
     @property
     def state(self) -> object:
         """The streak."""
-        return self._attempt, self._streak, self._first_bad
-
-    def _end_streak(self) -> None:
-        self._streak = 0
-        self._first_bad = None
+        return self._attempt, self._streak.state
 
 
 class Succession(Generic[T]):

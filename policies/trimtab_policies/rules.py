@@ -146,10 +146,10 @@ RuleName = Annotated[str, Field(min_length=1, max_length=63, pattern=RULE_NAME)]
 class Rule(Model):
     """One thing to watch for; exactly one detector, or a composite (`allOf`, `anyOf`) of other rules of the policy.
 
-    `forRecords` counts consecutive observations of the metric within one attempt; records without the metric neither
-    count nor interrupt. `afterSteps` holds the rule back up to that step of the run, `graceSteps` for that many steps
-    after each resume. `onNoData` says what follows when the metric has been absent for `noDataFor`: nothing, a pause,
-    or this rule's own action.
+    `forRecords` counts consecutive observations of the metric within one attempt that breach, or, with `withinRecords`,
+    those among the last so many; records without the metric neither count nor interrupt. `afterSteps` holds the rule
+    back up to that step of the run, `graceSteps` for that many steps after each resume. `onNoData` says what follows
+    when the metric has been absent for `noDataFor`: nothing, a pause, or this rule's own action.
     """
 
     name: RuleName
@@ -163,6 +163,7 @@ class Rule(Model):
     all_of: Annotated[tuple[RuleName, ...], Field(strict=False, max_length=MOST_COMPONENTS)] | None = None
     any_of: Annotated[tuple[RuleName, ...], Field(strict=False, max_length=MOST_COMPONENTS)] | None = None
     for_records: int = Field(default=DEFAULT_FOR_RECORDS, ge=1, le=1_000)
+    within_records: int | None = Field(default=None, ge=2, le=1_000)
     after_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     grace_steps: int = Field(default=0, ge=0, le=1_000_000)
     on_no_data: Annotated[OnNoData, Field(strict=False)] = OnNoData.IGNORE

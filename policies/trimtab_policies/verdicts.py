@@ -51,7 +51,7 @@ class Place(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """A verdict without its address: what judging one record came to.
 
-    `first_bad` is where the present row of `streak` breaching observations began. `cause` is, for a composite, the
+    `first_bad` is where the present streak of `streak` breaching observations began. `cause` is, for a composite, the
     verdict of the component that stands for it. `note` says what no number says.
     """
 
@@ -129,12 +129,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def streak(self) -> int:
-        """How many observations in a row have breached, this record's included; 0 unless this one breaches."""
+        """How many observations have breached, as the rule counts them; 0 unless this record breaches or fires."""
         return self.finding.streak
 
     @property
     def first_bad_step(self) -> int | None:
-        """The first of those observations; None unless this record breaches while the rule is armed."""
+        """The first of those observations; None unless this record breaches or fires while the rule is armed."""
         return self.finding.first_bad.step if self.finding.first_bad else None
 
     @property

@@ -125,6 +125,11 @@ BAD_RULES = {
         "divergence.settleRecords",
         "at most lookbackRecords",
     ),
+    "more breaches than the window has room for": (
+        rule(forRecords=10, withinRecords=5),
+        "rules[0].withinRecords",
+        "at least forRecords",
+    ),
     "silence that rolls back": (
         rule(stale={"after": "5m"}, action="Rollback") | {"spike": None},
         "rules[0].action",

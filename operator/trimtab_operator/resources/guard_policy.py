@@ -92,8 +92,9 @@ def policy_spec_schema() -> Schema:
         *_composite_rules(),
         validation(
             "self.rules.all(rule, rule.action != 'Rollback' || "
-            f"self.remediation.skipBatches.probe >= rule.forRecords + {HEALTHY_WINDOWS_AFTER_DAMAGE})",
-            "must be at least forRecords of every rule that rolls back, plus "
+            "self.remediation.skipBatches.probe >= (has(rule.withinRecords) ? rule.withinRecords : rule.forRecords) + "
+            f"{HEALTHY_WINDOWS_AFTER_DAMAGE})",
+            "must be at least forRecords (or withinRecords) of every rule that rolls back, plus "
             f"{HEALTHY_WINDOWS_AFTER_DAMAGE}: so many healthy windows end the damage",
             fieldPath=".remediation.skipBatches.probe",
         ),
@@ -113,6 +114,16 @@ def _rule_rules() -> tuple[Mapping[str, str], ...]:
             "!has(self.divergence) || self.forRecords <= self.divergence.maxFreeze",
             "must be at most divergence.maxFreeze, else the rule could never fire",
             fieldPath=".forRecords",
+        ),
+        validation(
+            "!has(self.withinRecords) || self.withinRecords >= self.forRecords",
+            "must be at least forRecords",
+            fieldPath=".withinRecords",
+        ),
+        validation(
+            "!has(self.stale) || !has(self.withinRecords)",
+            "must be left out with stale, which counts time and no records",
+            fieldPath=".withinRecords",
         ),
         validation(
             f"has(self.metric) || has(self.stale) || {_any(COMPOSITE_FIELDS)}",
