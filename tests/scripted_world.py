@@ -30,6 +30,7 @@ from trimtab_operator.observation import (
     Acks,
     CheckpointClaim,
     Limits,
+    MissingMetric,
     Observation,
     Pods,
     PodsState,
@@ -104,6 +105,7 @@ class ScriptedRun:
         self.generation = 1
         self.policy_generation = 1
         self.suspend = False
+        self.missing: tuple[MissingMetric, ...] = ()
         self.on_record: Callable[[JournalRecord], None] = lambda _record: None
         self.operations = 0
         self.kills: frozenset[tuple[int, str]] = frozenset()
@@ -264,6 +266,7 @@ class ScriptedRun:
             ),
             judged_step=judged,
             firing=firing,
+            missing_metrics=self.missing,
             claims=tuple(
                 CheckpointClaim(reference=one, attempt=self.saved[one.key].attempt, usable=True, why="complete")
                 for one in unknown

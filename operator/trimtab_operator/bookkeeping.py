@@ -19,6 +19,7 @@ def next_record(state: RunState, observation: Observation) -> Command | None:
     return (
         _accept_guard(state, observation)
         or _refusal(state, observation)
+        or _blindness(state, observation)
         or _note(state, observation)
         or _claim(state, observation)
         or _verification(state, observation)
@@ -110,6 +111,22 @@ def _refusal(state: RunState, observation: Observation) -> Command | None:
             after={"epoch": refused.epoch, "seq": refused.seq, "world": refused.world, "attempt": refused.attempt},
         )
     )
+
+
+def _blindness(state: RunState, observation: Observation) -> Command | None:
+    """Whose rules judge nothing, because no record has their metric: a reviewer must not take that for health."""
+    for missing in observation.missing_metrics:
+        if (missing.policy, missing.metric) in state.blind:
+            continue
+        return Append(
+            Draft(
+                action=JournalAction.METRIC_MISSING,
+                id=f"metric/{missing.policy}/{missing.metric}",
+                reason={"rule": missing.rule, "message": missing.message},
+                after={"policy": missing.policy, "metric": missing.metric, "judged_step": observation.judged_step},
+            )
+        )
+    return None
 
 
 def _note(state: RunState, observation: Observation) -> Command | None:

@@ -159,6 +159,11 @@ def _checkpoint_state(target: CheckpointState) -> Callable[[RunState, JournalRec
     return apply
 
 
+def _metric_missing(state: RunState, record: JournalRecord) -> RunState:
+    after = record.after or {}
+    return replace(state, blind=state.blind | {(str(after["policy"]), str(after["metric"]))})
+
+
 def _rule_fired(state: RunState, record: JournalRecord) -> RunState:
     after = record.after or {}
     return replace(state, fired=state.fired | {(str(after["rule"]), int(after["attempt"]), int(after["step"]))})
@@ -298,6 +303,7 @@ _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.VERIFIED: _checkpoint_state(CheckpointState.VERIFIED),
     JournalAction.CERTIFIED: _checkpoint_state(CheckpointState.CERTIFIED),
     JournalAction.QUARANTINED: _checkpoint_state(CheckpointState.QUARANTINED),
+    JournalAction.METRIC_MISSING: _metric_missing,
     JournalAction.RULE_FIRED: _rule_fired,
     JournalAction.INCIDENT_OPENED: _incident_opened,
     JournalAction.RELAPSED: _relapsed,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from trimtab_policies.policy import AcceptedPolicy, nearest_name
 
+from trimtab_operator.observation import MissingMetric
+
 
 class MetricWatch:
     """Counts how long each metric a rule names has been waited for while records came without it."""
@@ -13,24 +15,23 @@ class MetricWatch:
 
     def observe(
         self, now: float, policies: Sequence[AcceptedPolicy], seen: frozenset[str], deadline: float
-    ) -> tuple[str, ...]:
-        """Note what is missing at monotonic time `now`; one sentence for each metric that is overdue.
+    ) -> tuple[MissingMetric, ...]:
+        """Note what is missing at monotonic time `now`; one entry for each policy and metric that is overdue.
 
         `seen` are the names of all scalars and vectors in the run's records so far; nothing is missing before the
         first record.
         """
         wanted = {
-            rule.metric: f"{policy.name}/{rule.name}"
+            (f"{policy.kind}/{policy.name}", rule.metric): f"{policy.name}/{rule.name}"
             for policy in policies
             for rule in policy.spec.rules
-            if rule.metric is not None
+            if rule.metric is not None and seen and rule.metric not in seen
         }
-        missing = [metric for metric in wanted if seen and metric not in seen]
-        self._since = {metric: self._since.get(metric, now) for metric in missing}
+        self._since = {metric: self._since.get(metric, now) for _, metric in wanted}
         return tuple(
-            _sentence(wanted[metric], metric, seen, deadline)
-            for metric, since in self._since.items()
-            if now - since >= deadline
+            MissingMetric(policy=policy, rule=rule, metric=metric, message=_sentence(rule, metric, seen, deadline))
+            for (policy, metric), rule in wanted.items()
+            if now - self._since[metric] >= deadline
         )
 
 

@@ -145,6 +145,17 @@ class FiringRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MissingMetric:
+    """A metric that rules of a policy name and no record has: those rules are blind. `rule` is the last of them."""
+
+    policy: str
+    """Kind and name, as in `GuardPolicy/default`."""
+    rule: str
+    metric: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the TrainingJob allows, in the engine's units."""
 
@@ -176,6 +187,7 @@ class Observation:
     judged_step: int = 0
     firing: Latch | None = None
     notes: tuple[FiringRule, ...] = ()
+    missing_metrics: tuple[MissingMetric, ...] = ()
     claims: tuple[CheckpointClaim, ...] = ()
     probe: ProbeEvidence | None = None
     probe_evidence: tuple[Evidence, ...] = ()

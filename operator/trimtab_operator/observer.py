@@ -18,7 +18,7 @@ from trimtab_operator.errors import NotFound, StoreRefused, StoreUnavailable
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
 from trimtab_operator.judge import Judge
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
-from trimtab_operator.observation import Acks, Blocker, Limits, Observation, Pods
+from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
@@ -79,7 +79,16 @@ class Observer:
         return Surveyed(limits, blockers, guard, pods)
 
     async def observe(
-        self, surveyed: Surveyed, *, job: str, now: str, acks: Acks, judge: Judge, state: RunState, hung: str
+        self,
+        surveyed: Surveyed,
+        *,
+        job: str,
+        now: str,
+        acks: Acks,
+        judge: Judge,
+        state: RunState,
+        hung: str,
+        missing_metrics: tuple[MissingMetric, ...],
     ) -> Observation:
         """Add what the trainer said and what its records say."""
         told = tuple(message.saved for message in surveyed.pods.messages if message.saved is not None)
@@ -97,6 +106,7 @@ class Observer:
             judged_step=judge.judged_step,
             firing=judge.firing,
             notes=judge.notes,
+            missing_metrics=missing_metrics,
             claims=claims,
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
         )

@@ -29,7 +29,7 @@ from trimtab_operator.guards import load_texts
 from trimtab_operator.journal import Identity, RunJournal, wall_time
 from trimtab_operator.judge import Judge
 from trimtab_operator.metric_watch import MetricWatch
-from trimtab_operator.observation import Acks
+from trimtab_operator.observation import Acks, MissingMetric
 from trimtab_operator.observer import Observer, Surveyed
 from trimtab_operator.progress import ProgressClock, TrainingClock
 from trimtab_operator.reasons import ConditionType, Reason
@@ -269,10 +269,12 @@ class RunReconciler:
             await ensure_user(around)
             await self._ports.bus.refresh(self.run, [attempt.number for attempt in self.state.attempts])
         self._check_lease()
-        missing = self._metrics.observe(
-            time.monotonic(), surveyed.guard.policies, self._judge.metrics, self._progress.startup_deadline
-        )
+        missing = self._missing_metrics(surveyed, job)
         await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing)
+
+    def _missing_metrics(self, surveyed: Surveyed, job: TrainingJobView) -> tuple[MissingMetric, ...]:
+        deadline = parse_duration(job.spec.startup_deadline)
+        return self._metrics.observe(time.monotonic(), surveyed.guard.policies, self._judge.metrics, deadline)
 
     async def _drive(self, job: TrainingJobView, around: Surroundings) -> Surveyed:
         """Ask for commands and carry them out until nothing is left to do."""
@@ -288,6 +290,7 @@ class RunReconciler:
                 judge=self._judge,
                 state=self.state,
                 hung=self._hung,
+                missing_metrics=self._missing_metrics(surveyed, job),
             )
             command = advance(self.state, observation)
             if command is None:

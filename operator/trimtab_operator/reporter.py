@@ -15,6 +15,7 @@ from trimtab_operator.adapters.ports import Cluster, EventType, Kind, Kubernetes
 from trimtab_operator.errors import NotFound, OperatorError
 from trimtab_operator.incidents import Incident
 from trimtab_operator.journal import wall_time
+from trimtab_operator.observation import MissingMetric
 from trimtab_operator.observer import Surveyed
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.run_state import RunState
@@ -85,7 +86,7 @@ class Reporter:
         state: RunState,
         surveyed: Surveyed,
         last: MetricRecord | None,
-        missing_metrics: tuple[str, ...],
+        missing_metrics: tuple[MissingMetric, ...],
     ) -> None:
         """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
         try:
@@ -102,7 +103,7 @@ class Reporter:
         state: RunState,
         surveyed: Surveyed,
         last: MetricRecord | None,
-        missing_metrics: tuple[str, ...],
+        missing_metrics: tuple[MissingMetric, ...],
     ) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
         status = job_status(

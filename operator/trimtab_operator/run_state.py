@@ -47,6 +47,7 @@ class JournalAction(StrEnum):
     VERIFIED = "Verified"
     CERTIFIED = "Certified"
     QUARANTINED = "Quarantined"
+    METRIC_MISSING = "MetricMissing"
     RULE_FIRED = "RuleFired"
     INCIDENT_OPENED = "IncidentOpened"
     RELAPSED = "Relapsed"
@@ -157,6 +158,8 @@ class RunState:
     stuck_steps: tuple[int, ...] = ()
     guards: tuple[AcceptedGuard, ...] = ()
     fired: frozenset[tuple[str, int, int]] = frozenset()
+    blind: frozenset[tuple[str, str]] = frozenset()
+    """(policy, metric) of rules whose metric no record had."""
     failure: str = ""
     failed_generation: int = 0
     question: str = ""

@@ -8,7 +8,7 @@ from trimtab_contract.metrics import MetricRecord
 
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incidents import Incident, Plan
-from trimtab_operator.observation import Blocker, Pods, PodsState
+from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.resources import API_VERSION
 from trimtab_operator.run_state import CheckpointState, RunPhase, RunState
@@ -27,7 +27,7 @@ def job_status(
     pods: Pods,
     blockers: Sequence[Blocker],
     outdated: Sequence[GuardProblem],
-    missing_metrics: Sequence[str],
+    missing_metrics: Sequence[MissingMetric],
     last: MetricRecord | None,
     now: str,
     before: Sequence[Status],
@@ -203,7 +203,7 @@ def _guard_conditions(
     state: RunState,
     blockers: Sequence[Blocker],
     outdated: Sequence[GuardProblem],
-    missing_metrics: Sequence[str],
+    missing_metrics: Sequence[MissingMetric],
     before: Sequence[Status],
 ) -> list[ConditionRow]:
     in_force = Reason.POLICIES_IN_FORCE if state.guards else Reason.NO_POLICIES
@@ -218,7 +218,8 @@ def _guard_conditions(
         rows.append((ConditionType.POLICY_UNSATISFIABLE, bool(unmet), reason, "; ".join(unmet)))
     if missing_metrics or ConditionType.METRIC_MISSING.value in shown:
         reason = Reason.METRIC_MISSING if missing_metrics else Reason.METRIC_SEEN
-        rows.append((ConditionType.METRIC_MISSING, bool(missing_metrics), reason, "; ".join(missing_metrics)))
+        why = "; ".join(one.message for one in missing_metrics)
+        rows.append((ConditionType.METRIC_MISSING, bool(missing_metrics), reason, why))
     return rows
 
 

@@ -19,6 +19,7 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.END_WORLD: (EventType.WARNING, Reason.WORLD_HUNG),
     JournalAction.QUARANTINED: (EventType.WARNING, Reason.CHECKPOINT_QUARANTINED),
     JournalAction.DIRECTIVE_REFUSED: (EventType.WARNING, Reason.DIRECTIVE_REFUSED),
+    JournalAction.METRIC_MISSING: (EventType.WARNING, Reason.METRIC_MISSING),
     JournalAction.RULE_FIRED: (EventType.WARNING, Reason.RULE_OBSERVED),
     JournalAction.INCIDENT_OPENED: (EventType.WARNING, Reason.INCIDENT_OPENED),
     JournalAction.RELAPSED: (EventType.WARNING, Reason.RELAPSED),

@@ -4,20 +4,23 @@ from typing import Any
 
 from operator_objects import training_job
 from trimtab_operator.guards import GuardProblem
-from trimtab_operator.observation import Blocker, Pods
+from trimtab_operator.observation import Blocker, MissingMetric, Pods
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard, RunState
 from trimtab_operator.status import job_status
 from trimtab_operator.workload import TrainingJobView
 
 GUARD = AcceptedGuard(policies=(), mode="Enforce", from_attempt=1, from_step=1)
+MISSING = MissingMetric(
+    policy="GuardPolicy/guard", rule="guard/high", metric="los", message="rule guard/high: did you mean loss?"
+)
 UNMET = GuardProblem(Reason.POLICY_UNSATISFIABLE, "GuardPolicy guard: spec.remediation.margin is 4")
 
 
 def conditions(
     *outdated: GuardProblem,
     blockers: tuple[Blocker, ...] = (),
-    missing: tuple[str, ...] = (),
+    missing: tuple[MissingMetric, ...] = (),
     before: tuple[dict[str, Any], ...] = (),
 ) -> dict[str, dict[str, Any]]:
     body = training_job()
@@ -57,13 +60,13 @@ def test_a_policy_the_job_cannot_satisfy_has_a_condition_of_its_own() -> None:
 
 
 def test_a_metric_that_never_came_is_shown() -> None:
-    found = conditions(missing=("rule guard/high: did you mean loss?",))
+    found = conditions(missing=(MISSING,))
     assert found["MetricMissing"]["status"] == "True"
     assert "did you mean loss?" in found["MetricMissing"]["message"]
 
 
 def test_what_was_wrong_once_is_shown_as_mended() -> None:
-    before = tuple(conditions(UNMET, missing=("x",)).values())
+    before = tuple(conditions(UNMET, missing=(MISSING,)).values())
     found = conditions(before=before)
     assert (found["PolicyUnsatisfiable"]["status"], found["PolicyUnsatisfiable"]["reason"]) == (
         "False",

@@ -1,5 +1,6 @@
 """The fold of the journal: attempts, effects, checkpoints and ends, record by record."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from trimtab_contract.journal import Actor, JournalRecord, Phase, canonical_byte
 from trimtab_operator.bookkeeping import next_record
 from trimtab_operator.commands import Append
 from trimtab_operator.journal_fold import fold
-from trimtab_operator.observation import Acks, FiringRule, Limits, Observation, Pods, PodsState
+from trimtab_operator.observation import Acks, FiringRule, Limits, MissingMetric, Observation, Pods, PodsState
 from trimtab_operator.remediation import advance
 from trimtab_operator.run_state import (
     AcceptedGuard,
@@ -229,6 +230,17 @@ def test_checkpoints_of_the_suspect_stretch_are_quarantined_once_the_run_holds()
         CheckpointState.QUARANTINED,
         CheckpointState.VERIFIED,
     ]
+
+
+def test_a_blind_rule_is_written_down_once_for_each_policy_and_metric() -> None:
+    missing = MissingMetric(policy="GuardPolicy/guard", rule="guard/high", metric="los", message="did you mean loss?")
+    found = drafted(run_state(), observed(missing_metrics=(missing,)))
+    assert found is not None
+    assert found[0] is JournalAction.METRIC_MISSING
+    state = fold(run_state(), written(JournalAction.METRIC_MISSING, after=found[1]))
+    assert drafted(state, observed(missing_metrics=(missing,))) is None
+    for other in (replace(missing, policy="GuardPolicy/other"), replace(missing, metric="gradnorm")):
+        assert drafted(state, observed(missing_metrics=(missing, other))) is not None
 
 
 def test_a_note_is_written_once() -> None:

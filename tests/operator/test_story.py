@@ -10,6 +10,7 @@ from scripted_world import ScriptedRun
 from trimtab_contract.directives import Reason as Ending
 from trimtab_contract.journal import Actor, JournalRecord, Phase
 from trimtab_operator.adapters.ports import EventType
+from trimtab_operator.observation import MissingMetric
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import JournalAction
 from trimtab_operator.story import event_of, printable, sentence
@@ -20,6 +21,12 @@ DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)))
 def crash(run: ScriptedRun) -> None:
     if run.ticks == 8:
         run.world.die(Ending.PEER_LOST)
+
+
+def blind(run: ScriptedRun) -> None:
+    run.missing = (
+        MissingMetric(policy="GuardPolicy/guard", rule="guard/high", metric="los", message="did you mean loss?"),
+    )
 
 
 def told_by_runs() -> list[JournalRecord]:
@@ -33,6 +40,7 @@ def told_by_runs() -> list[JournalRecord]:
         play(replace(DAMAGED, refuses_skips=True)),
         play(Scenario(bad_config=True), on_tick=lambda run: setattr(run, "generation", 1 + (run.ticks > 8))),
         play(Scenario(steps=20), on_tick=crash),
+        play(Scenario(steps=20), on_tick=blind),
         play(Scenario(steps=20), on_tick=lambda run: setattr(run.world, "hung", run.ticks == 8 or run.world.hung)),
     ]
     return [record for run in runs for record in run.announced]
@@ -141,3 +149,8 @@ def test_what_a_trainer_says_is_made_safe_in_events() -> None:
 def test_a_world_that_is_told_to_end_says_why(why: str, kind: EventType, reason: Reason) -> None:
     record = fact(JournalAction.END_WORLD, phase=Phase.INTENT, after={"world": 2, "why": why}, reason={"message": why})
     assert event_of(record) == (kind, reason, f"world 2 is told to end: {why}")
+
+
+def test_a_blind_rule_is_told_once_as_a_warning() -> None:
+    told = [one for one in play(Scenario(steps=20), on_tick=blind).announced if one.action == "MetricMissing"]
+    assert [event_of(one) for one in told] == [(EventType.WARNING, Reason.METRIC_MISSING, "did you mean loss?")]
