@@ -38,3 +38,13 @@ RunArgument = Annotated[
         metavar="JOB", help="Name of a TrainingJob, or a run as NAMESPACE/NAME/UID (also of a deleted job)."
     ),
 ]
+LogOption = Annotated[
+    list[Path] | None, typer.Option("--log", metavar="FILE", help="A log, whatever its name ends with.")
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="METRIC=COLUMN", help="Read a metric (or `step`) from this column of the logs."),
+]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="The logs' format, where it is not recognised.")
+]

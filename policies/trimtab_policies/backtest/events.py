@@ -35,8 +35,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One rule's firing.
 
     `step` is where it fired, `first_bad_step` where its row of breaches began, `last_step` the last at which it fired.
-    `position` numbers the judged records of the whole log from 1; `records` of them fired. `ended_step` is the record
-    that ended it; None where there is none.
+    `position` and `last_position` are those records' numbers among the judged ones of the whole log, from 1; `records`
+    of them fired. `ended_step` is the step of the record that ended it; None where there is none.
     """
 
     policy: str
@@ -48,6 +48,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     line: int
     position: int
+    last_position: int
     first_bad_step: int
     last_step: int
     records: int
@@ -106,11 +107,17 @@ class _Open:
     def __init__(self, event: Event) -> None:
         self.event = event
         self.last_step = event.step
+        self.last_position = event.position
         self.records = 1
 
     def ended(self, ending: Ending, step: int | None) -> Event:
         return msgspec.structs.replace(
-            self.event, ending=ending, ended_step=step, last_step=self.last_step, records=self.records
+            self.event,
+            ending=ending,
+            ended_step=step,
+            last_step=self.last_step,
+            last_position=self.last_position,
+            records=self.records,
         )
 
 
@@ -160,6 +167,7 @@ class EventLog:
         known = self._open.get(key)
         if known is not None:
             known.last_step = verdict.step
+            known.last_position = position
             known.records += 1
             return
         self._open[key] = _Open(_event(verdict, entry, position))
@@ -225,6 +233,7 @@ def _event(verdict: Verdict, entry: Entry, position: int) -> Event:
         step=verdict.step,
         line=entry.line,
         position=position,
+        last_position=position,
         first_bad_step=_first_bad(verdict),
         last_step=verdict.step,
         records=1,

@@ -1,0 +1,83 @@
+"""The archived records of a job's run, as points, and the policies that were in force for them."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from trimtab_contract import keys
+from trimtab_contract.errors import ContractError
+from trimtab_contract.keys import RunId
+from trimtab_contract.metrics import MetricRecord, decode_archive
+from trimtab_operator.run_state import RunState
+from trimtab_policies.errors import InvalidLineage, InvalidPolicy
+from trimtab_policies.lineage import Attempt, Lineage, Segment
+from trimtab_policies.log_readers.points import LogPoint
+from trimtab_policies.policy import AcceptedPolicy, parse_policy
+
+from trimtab_cli.adapters.object_store import ObjectStore
+from trimtab_cli.errors import CliError, NotFound
+
+
+def surviving_segments(state: RunState, attempt: int) -> tuple[Segment, ...]:
+    """The surviving history of an attempt; raises NotFound."""
+    lineage = Lineage(Attempt(one.number, one.parent, one.branch_step) for one in state.attempts)
+    try:
+        return lineage.surviving(attempt)
+    except InvalidLineage as error:
+        known = ", ".join(str(one.number) for one in state.attempts) or "none"
+        raise NotFound(f"The run has no attempt {attempt}; it has {known}.") from error
+
+
+def archived_points(
+    store: ObjectStore, root: str, run: RunId, segments: Sequence[Segment], first: int, last: int
+) -> Iterator[LogPoint]:
+    """The records of steps `first` to `last` of a surviving history, in order."""
+    for segment in segments:
+        for key in store.sizes(keys.records_prefix(root, run, segment.attempt)):
+            try:
+                begin, end = keys.segment_steps(key)
+                if end < max(first, segment.first) or begin > min(last, segment.last or last):
+                    continue
+                records = decode_archive(store.get(key))
+            except ContractError as error:
+                raise CliError(f"{key}: {error}.") from error
+            for record in records:
+                within = segment.last is None or record.step <= segment.last
+                if within and max(first, segment.first) <= record.step <= last:
+                    yield _point(record)
+
+
+def policies_in_force(audit: ObjectStore, state: RunState, attempt: int, step: int) -> tuple[AcceptedPolicy, ...]:
+    """The policies that judged a record, as the journal says and with the texts kept then; raises NotFound."""
+    guard = state.guard_at(attempt, step)
+    if guard is None:
+        raise NotFound("The journal names no policy of this run: name policy files.")
+    policies: list[AcceptedPolicy] = []
+    for identity in guard.policies:
+        key = keys.policy_text(identity.hash)
+        try:
+            spec = parse_policy(json.loads(audit.get(key)))
+        except (ValueError, InvalidPolicy) as error:
+            raise CliError(f"{key} is no policy that this version reads: {error}.") from error
+        policies.append(
+            AcceptedPolicy.of(
+                spec,
+                kind=identity.kind,
+                namespace=identity.namespace or None,
+                name=identity.name,
+                uid=identity.uid,
+                generation=identity.generation,
+            )
+        )
+    return tuple(policies)
+
+
+def _point(record: MetricRecord) -> LogPoint:
+    return LogPoint(
+        step=record.step,
+        scalars=record.scalars,
+        vectors=record.vectors,
+        time=record.time,
+        attempt=record.attempt,
+        window=record.window,
+        line=record.step,
+    )
