@@ -5,7 +5,7 @@ import math
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import msgspec
 from trimtab_contract.errors import MalformedRecord
@@ -137,8 +137,8 @@ def _record_row(line: int, content: dict[str, Any]) -> Row | Unreadable:
     )
 
 
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _counts(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _reason(error: ValueError) -> str:

@@ -13,6 +13,7 @@ from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS, METRIC_NAME
 from trimtab_policies.errors import InvalidMapping
 
 MOST_COLUMNS = 10_000
+LONGEST_COLUMN = 1000
 STEP = "step"
 STEP_COLUMNS = (
     "train_global_step",

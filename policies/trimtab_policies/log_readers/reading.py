@@ -5,13 +5,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import isnan
+from math import isfinite, isnan
 from pathlib import PurePath
 
 from trimtab_contract.metrics import KNOWN_SCALARS, Vector
 
 from trimtab_policies.errors import InvalidMapping, UnreadableLog
-from trimtab_policies.log_readers.naming import MOST_COLUMNS, STEP, Names, same_name
+from trimtab_policies.log_readers.naming import LONGEST_COLUMN, MOST_COLUMNS, STEP, Names, same_name
 from trimtab_policies.log_readers.points import Found, LogPoint, Row, Unreadable
 from trimtab_policies.log_readers.quantities import NotANumber, epoch_seconds, number, shown, whole_step
 from trimtab_policies.log_readers.streams import BinaryStream, buffered
@@ -121,7 +121,7 @@ class Reading:
 
     def _check_end(self) -> None:
         missing = self._names.unknown_sources()
-        if missing:
+        if missing and self._names.columns:
             seen = ", ".join(sorted(self._names.columns)) or "none"
             raise InvalidMapping(f"no column is called {', '.join(map(repr, missing))}; the log has: {_cut(seen)}")
         if not self._points:
@@ -162,7 +162,7 @@ class Reading:
             step=step,
             scalars=scalars,
             vectors=vectors,
-            time=row.time if row.time is not None else time,
+            time=row.time if row.time is not None and isfinite(row.time) else time,
             attempt=row.attempt,
             window=row.window,
             line=row.line,
@@ -171,6 +171,9 @@ class Reading:
     def _learn(self, row: Row, fresh: list[str]) -> bool:
         if len(self._names.columns) + len(fresh) > MOST_COLUMNS:
             self._report(row.line, f"brings the log to over {MOST_COLUMNS} columns")
+            return False
+        if max(map(len, fresh)) > LONGEST_COLUMN:
+            self._report(row.line, f"has a column whose name is longer than {LONGEST_COLUMN} characters")
             return False
         if self._finds_step(row) and self._names.step_column is None:
             self._names.choose_step(row.values)

@@ -14,7 +14,7 @@ _WORD = r"[A-Za-z_][^\s:=|,;'\"{}()\[\]]{0,62}(?:\([^\s()]{0,30}\))?"
 _QUOTE = r"['\"]?"
 _VALUE = rf"(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_END}"
 _MARKED = re.compile(
-    rf"(?<!\w)(?P<name>{_WORD}(?: {_WORD}){{0,5}}){_QUOTE}\s{{0,8}}[:=]\s{{0,8}}{_QUOTE}{_VALUE}", re.IGNORECASE
+    rf"(?<!\w)(?P<name>{_WORD}(?: {_WORD}){{0,5}}){_QUOTE}\s{{0,8}}[:=]\s{{0,8}}['\"\[]?{_VALUE}", re.IGNORECASE
 )
 _BARE = re.compile(rf"(?P<name>{_WORD}(?: {_WORD})?)\s{{1,8}}{_VALUE}", re.IGNORECASE)
 _BARE_ONLY = re.compile(rf"(?:{_WORD}(?: {_WORD})?\s{{1,8}}{_NUMBER}{_UNIT}{_END}\s{{0,8}})+", re.IGNORECASE)

@@ -82,6 +82,25 @@ def test_a_mapped_column_that_never_appears_is_an_error_that_lists_the_columns()
         read([{"step": 1, "train/loss": 5.0, "lr": 1.0}], {"loss": "train/los"})
 
 
+def test_columns_without_end_cost_their_rows_and_no_memory() -> None:
+    rows = [
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "x" * 1001: 1.0},
+        {"step": 3, **dict.fromkeys(map(str, range(10_000)), 1)},
+    ]
+    points, summary = read([*rows, {"step": 4, "loss": 1.0}])
+    assert [point.step for point in points] == [1, 4]
+    assert [str(reason) for reason in summary.reasons] == [
+        "line 2: has a column whose name is longer than 1000 characters",
+        "line 3: brings the log to over 10000 columns",
+    ]
+
+
+def test_an_empty_log_is_that_and_no_matter_of_its_mapping() -> None:
+    with pytest.raises(UnreadableLog, match="the log is empty"):
+        read([], {"loss": "train/loss"})
+
+
 def test_every_flaw_of_a_mapping_is_named_at_once() -> None:
     with pytest.raises(InvalidMapping, match=r"'Loss' is no metric name.*'a' is mapped twice"):
         read([{"step": 1}], {"Loss": "a", "lr": "a"})

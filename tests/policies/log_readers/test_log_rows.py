@@ -105,6 +105,7 @@ def test_what_a_progress_bar_overwrote_is_read_as_lines() -> None:
         ("global_step: 10 | train_loss: 2.5e+00 | tok/s: 1,234,567", 10, {"loss": 2.5, "tokens_per_second": 1234567.0}),
         ("step 10 loss 2.5 lr 1e-4", 10, {"loss": 2.5, "lr": 1e-4}),
         ("step: 640/644 = 99.3789%  loss:  6.2116  tps: 52,142", 640, {"loss": 6.2116, "tokens_per_second": 52142.0}),
+        ("[INFO] [Rank 0] step=10, skipped=0, lr=[1e-05], mom=[(0.9, 0.95)]", 10, {"lr": 1e-05, "skipped": 0.0}),
         ("Iteration 10: loss = 2.5.", 10, {"loss": 2.5}),
         ("{'loss': 2.5, 'grad_norm': 1.5, 'step': 10}", 10, {"loss": 2.5, "grad_norm": 1.5}),
         ("epoch 001:  10 / 1000 loss=2.5, num_updates=10, gnorm=1.5", 10, {"loss": 2.5, "grad_norm": 1.5}),
