@@ -5,7 +5,7 @@ rules remember. After a rollback, a restart or an edit, make a new one and feed 
 the last `reach.retention` of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from trimtab_contract.metrics import MetricRecord
 
@@ -21,9 +21,19 @@ from trimtab_policies.verdicts import Finding, Place, State, Verdict
 class Engine:
     """Judges one attempt's surviving history by any number of policies."""
 
-    def __init__(self, policies: Iterable[AcceptedPolicy], *, attempt: int, start_step: int = 0) -> None:
-        """`start_step` is the step after which `attempt` trains; policies with equal hashes are judged once."""
-        resumption = Resumption(attempt, start_step)
+    def __init__(
+        self,
+        policies: Iterable[AcceptedPolicy],
+        *,
+        attempt: int,
+        start_step: int = 0,
+        resumed: Collection[int] = (),
+    ) -> None:
+        """`start_step` is the step after which `attempt` trains, `resumed` those after which it went on from a hold.
+
+        Policies with equal hashes are judged once.
+        """
+        resumption = Resumption(attempt, start_step, resumed)
         self._watches = {policy.hash: _PolicyWatch(policy, resumption) for policy in policies}
         self._last: MetricRecord | None = None
 
