@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from trimtab_operator.resources import API_VERSION
-from trimtab_policies.errors import InvalidPolicy
+from trimtab_policies.errors import FieldError, InvalidPolicy
 from trimtab_policies.policy import AcceptedPolicy, nearest_name, parse_policy
 from trimtab_policies.validation import nearest, shown
 
@@ -67,7 +67,7 @@ def _policy(file: str, document: Document) -> tuple[AcceptedPolicy | None, list[
     try:
         spec = parse_policy(manifest.get("spec"))
     except InvalidPolicy as error:
-        findings += [document.finding(one.path, one.message + _suggestion(manifest, one.path)) for one in error.errors]
+        findings += [document.finding(one.path, one.message + _suggestion(manifest, one)) for one in error.errors]
         return None, findings
     metadata = _mapping(manifest.get("metadata"))
     namespace = metadata.get("namespace")
@@ -89,8 +89,8 @@ def _frame_errors(manifest: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
         yield "apiVersion", f"must be {API_VERSION}; it is {shown(manifest.get('apiVersion'))}"
     if kind not in KINDS:
         hint = "; it looks like tests of policies: name the file NAME.test.yaml" if "cases" in manifest else ""
-        allowed = f"must be {' or '.join(KINDS)}; it is {shown(kind)}{nearest(kind, KINDS)}"
-        yield "kind", f"{allowed}; this command checks nothing else{hint}"
+        allowed = f"must be {' or '.join(KINDS)}, for this command checks nothing else"
+        yield "kind", f"{allowed}; it is {shown(kind)}{nearest(kind, KINDS)}{hint}"
         return
     metadata = manifest.get("metadata")
     name, namespace = _mapping(metadata).get("name"), _mapping(metadata).get("namespace")
@@ -111,9 +111,10 @@ def _frame_errors(manifest: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
             yield str(key), f"is not a field this version knows; remove it or correct its name; known are {known}"
 
 
-def _suggestion(manifest: Mapping[Any, Any], path: str) -> str:
+def _suggestion(manifest: Mapping[Any, Any], error: FieldError) -> str:
     """For a metric that is misspelt, the nearest known name."""
-    value = value_at(manifest, path) if path.endswith(".metric") else None
+    misspelt = error.path.endswith(".metric") and error.message.startswith("must match")
+    value = value_at(manifest, error.path) if misspelt else None
     near = nearest_name(value) if isinstance(value, str) else None
     return f"; did you mean {near}?" if near else ""
 

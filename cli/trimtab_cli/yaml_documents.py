@@ -74,7 +74,7 @@ def content_of(file: str, document: Document) -> tuple[object, list[PolicyFindin
     except yaml.YAMLError as error:
         return None, [*findings, not_yaml(file, error)]
     except (ValueError, OverflowError) as error:
-        message = f"has a number or a date that cannot be read: {error}"
+        message = f"has a number or a date that cannot be read: {str(error).partition(':')[0]}"
         return None, [*findings, PolicyFinding(file, document.node.start_mark.line + 1, "", message)]
     except RecursionError:
         return None, [*findings, PolicyFinding(file, 0, "", "is nested too deeply to be read")]

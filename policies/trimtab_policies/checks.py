@@ -4,12 +4,14 @@ Works on the spec as it was written, also where other fields of it are wrong, so
 A field of the wrong type is skipped here: the models report it.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS
 
 from trimtab_policies.errors import FieldError
+from trimtab_policies.validation import nearest, shown
 
 DETECTOR_FIELDS = ("range", "spike", "nonFinite", "divergence", "stale", "allOf", "anyOf")
 COMPOSITE_FIELDS = ("allOf", "anyOf")
@@ -58,7 +60,8 @@ def cross_field_errors(spec: Mapping[Any, Any]) -> list[FieldError]:
     rules = [_mapping(rule) for rule in _list(spec.get("rules"))]
     errors: list[FieldError] = []
     for index, rule in enumerate(rules):
-        errors += _rule_errors(rule, f"spec.rules[{index}]")
+        if rule:
+            errors += _rule_errors(rule, f"spec.rules[{index}]")
         errors += _component_errors(rules, index)
     errors += _repeated_names(rules)
     errors += _probe_errors(rules, _mapping(_mapping(spec.get("remediation")).get("skipBatches")))
@@ -70,11 +73,11 @@ def _rule_errors(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     if len(given) != 1:
         found = " and ".join(given) if given else "none"
         yield FieldError(path, f"must have exactly one detector ({' or '.join(DETECTOR_FIELDS)}); it has {found}")
-    if rule.get("range") is not None:
+    if isinstance(rule.get("range"), Mapping):
         yield from _range_errors(rule, _mapping(rule["range"]), f"{path}.range")
-    if rule.get("spike") is not None:
+    if isinstance(rule.get("spike"), Mapping):
         yield from _spike_errors(rule, _mapping(rule["spike"]), path)
-    if rule.get("divergence") is not None:
+    if isinstance(rule.get("divergence"), Mapping):
         yield from _divergence_errors(rule, _mapping(rule["divergence"]), path)
     if given:
         yield from _metric_errors(rule, given, path)
@@ -110,20 +113,24 @@ def _absence_errors(rule: Mapping[str, Any], given: Sequence[str], path: str) ->
     """What belongs to absence (`onNoData`, `noDataFor`, `stale`) and what cannot go with it."""
     asked = rule.get("onNoData", "Ignore")
     if rule.get("noDataFor") is not None and asked == "Ignore":
-        yield FieldError(f"{path}.noDataFor", "belongs to onNoData Pause or Breach; set one of them or remove it")
+        message = "belongs to onNoData Pause or Breach; onNoData is Ignore: set one of them, or remove noDataFor"
+        yield FieldError(f"{path}.noDataFor", message)
     without_value = [field for field in given if field in ("stale", *COMPOSITE_FIELDS)]
     if not without_value:
         return
-    if asked != "Ignore":
-        message = f"must be Ignore with {without_value[0]}, which has no value of its own that could be absent"
-        yield FieldError(f"{path}.onNoData", message)
+    if asked in ("Pause", "Breach"):
+        message = f"must be Ignore with {without_value[0]}, which has no value of its own that could be absent; it is"
+        yield FieldError(f"{path}.onNoData", f"{message} {shown(asked)}")
     if given != ["stale"]:
         return
     if rule.get("action") == "Rollback":
-        message = "must be Record, Notify, Pause or Stop with stale: a step that was never recorded cannot be undone"
-        yield FieldError(f"{path}.action", message)
+        message = (
+            "must be Record, Notify, Pause or Stop with stale, for a step that was never recorded cannot be undone"
+        )
+        yield FieldError(f"{path}.action", f"{message}; it is 'Rollback'")
     if rule.get("forRecords", DEFAULT_FOR_RECORDS) != DEFAULT_FOR_RECORDS:
-        yield FieldError(f"{path}.forRecords", "must be left out with stale, which counts time and no records")
+        message = "must be left out with stale, which counts time and no records"
+        yield FieldError(f"{path}.forRecords", f"{message}; it is {shown(rule['forRecords'])}")
 
 
 def _component_errors(rules: Sequence[Mapping[str, Any]], index: int) -> Iterator[FieldError]:
@@ -131,15 +138,21 @@ def _component_errors(rules: Sequence[Mapping[str, Any]], index: int) -> Iterato
     for field in COMPOSITE_FIELDS:
         names = _list(rules[index].get(field))
         path = f"spec.rules[{index}].{field}"
-        if rules[index].get(field) is not None and len(names) < 2:
-            yield FieldError(path, "must name at least two rules")
+        if isinstance(rules[index].get(field), list | tuple) and len(names) < 2:
+            yield FieldError(path, f"must name at least two rules; it names {len(names)}")
         for place, name in enumerate(names):
             found = by_name.get(name) if isinstance(name, str) else None
             if isinstance(name, str) and found is None:
-                known = ", ".join(str(one) for one, rule in by_name.items() if not _is_composite(rule))
-                yield FieldError(f"{path}[{place}]", f"{name} is no rule of this policy; choose among {known}")
+                known = [str(one) for one, rule in by_name.items() if not _is_composite(rule)]
+                message = f"must be a rule of this policy: {' or '.join(known) or 'there is none to choose'}"
+                yield FieldError(f"{path}[{place}]", f"{message}; it is {shown(name)}{nearest(name, known)}")
             elif found is not None and _is_composite(found):
                 yield FieldError(f"{path}[{place}]", f"{name} is a composite itself; name its parts instead")
+            elif found is not None and found.get("stale") is not None:
+                message = (
+                    f"{name} is a stale rule, which fires between records, where no composite is judged; remove it"
+                )
+                yield FieldError(f"{path}[{place}]", message)
             elif name in names[:place]:
                 yield FieldError(f"{path}[{place}]", f"{name} is named twice; remove one")
 
@@ -150,7 +163,7 @@ def _is_composite(rule: Mapping[str, Any]) -> bool:
 
 def _range_errors(rule: Mapping[str, Any], bounds: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     if bounds.get("min") is None and bounds.get("max") is None:
-        yield FieldError(path, "must have min or max or both")
+        yield FieldError(path, "must have min or max or both; it has none")
     low, high = _number(bounds.get("min")), _number(bounds.get("max"))
     if low is not None and high is not None and low > high:
         yield FieldError(f"{path}.max", f"must be at least min, which is {low:g}; it is {high:g}")
@@ -159,7 +172,8 @@ def _range_errors(rule: Mapping[str, Any], bounds: Mapping[str, Any], path: str)
         return
     for name, bound in (("min", low), ("max", high)):
         if bound is not None and not 0 <= bound <= _LONGEST_STREAK:
-            yield FieldError(f"{path}.{name}", f"must lie between 0 and {_LONGEST_STREAK} records for a streak")
+            message = f"must lie between 0 and {_LONGEST_STREAK} records for a streak; it is {bound:g}"
+            yield FieldError(f"{path}.{name}", message)
 
 
 def _spike_errors(rule: Mapping[str, Any], spike: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -176,8 +190,7 @@ def _spike_errors(rule: Mapping[str, Any], spike: Mapping[str, Any], path: str) 
     freeze = _number(baseline.get("maxFreeze", DEFAULT_MAX_FREEZE))
     needed = _number(rule.get("forRecords", DEFAULT_FOR_RECORDS))
     if freeze is not None and needed is not None and needed > freeze:
-        message = f"must be at most spike.baseline.maxFreeze, which is {freeze:g}, else the rule could never fire"
-        yield FieldError(f"{path}.forRecords", message)
+        yield FieldError(f"{path}.forRecords", _never("spike.baseline.maxFreeze", freeze, needed))
 
 
 def _divergence_errors(rule: Mapping[str, Any], divergence: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -188,8 +201,11 @@ def _divergence_errors(rule: Mapping[str, Any], divergence: Mapping[str, Any], p
         yield FieldError(f"{path}.divergence.settleRecords", message)
     freeze, needed = settings["maxFreeze"], _number(rule.get("forRecords", DEFAULT_FOR_RECORDS))
     if freeze is not None and needed is not None and needed > freeze:
-        message = f"must be at most divergence.maxFreeze, which is {freeze:g}, else the rule could never fire"
-        yield FieldError(f"{path}.forRecords", message)
+        yield FieldError(f"{path}.forRecords", _never("divergence.maxFreeze", freeze, needed))
+
+
+def _never(limit: str, most: float, found: float) -> str:
+    return f"must be at most {limit}, which is {most:g}, else the rule could never fire; it is {found:g}"
 
 
 def _reduce_errors(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -201,13 +217,17 @@ def _reduce_errors(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         return
     if metric in KNOWN_SCALARS:
         yield FieldError(path, f"must be left out, since {metric} is a scalar")
-    reduce = _mapping(given)
+    if not isinstance(given, Mapping):
+        return
+    reduce = _mapping(cast("object", given))
     chosen = [field for field in REDUCTION_FIELDS if reduce.get(field) is not None]
     if len(chosen) != 1:
         found = " and ".join(chosen) if chosen else "none"
         yield FieldError(path, f"must have exactly one of {', '.join(REDUCTION_FIELDS)}; it has {found}")
     if reduce.get("minCount") is not None and not set(chosen) & set(FRACTION_FIELDS):
-        yield FieldError(f"{path}.minCount", f"belongs to {' and '.join(FRACTION_FIELDS)}; remove it")
+        found = " and ".join(chosen) if chosen else "none"
+        message = f"belongs to {' and '.join(FRACTION_FIELDS)}; the reduction is {found}: remove minCount"
+        yield FieldError(f"{path}.minCount", message)
 
 
 def _repeated_names(rules: list[Mapping[str, Any]]) -> Iterator[FieldError]:
@@ -252,4 +272,6 @@ def _list(value: object) -> list[Any]:
 
 
 def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+        return None
+    return value

@@ -12,10 +12,10 @@ _LONGEST_SHOWN = 60
 _LARGEST_SHOWN = 10**18
 
 _ADVICE = {
-    "greater_than_equal": "must be at least {ge:g}",
-    "greater_than": "must be greater than {gt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be less than {lt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be greater than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
     "int_type": "must be a whole number",
     "int_parsing_size": "must be a whole number of ordinary size",
     "float_type": "must be a number",
@@ -33,6 +33,7 @@ _ADVICE = {
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "tuple_type": "must be a list",
+    "invalid_key": "must be the name of a field",
 }
 """What is allowed, for each kind of error that the models can have."""
 
@@ -92,12 +93,18 @@ def _message(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
         known = f"; known are {', '.join(allowed)}" if allowed else ""
         return f"is not a field this version knows; remove it or correct its name{known}"
     advice = _ADVICE.get(kind)
-    allowed = detail["msg"] if advice is None else advice.format(**detail.get("ctx", {}))
+    bounds = {name: _bound(value) for name, value in detail.get("ctx", {}).items()}
+    allowed = detail["msg"] if advice is None else advice.format(**bounds)
     if kind in _FOUND_IN_PASSING:
         return allowed
     given = detail["input"]
     found = f"it has {len(given)}" if kind in {"too_long", "string_too_long"} else f"it is {shown(given)}"
     return f"{allowed}; {found}"
+
+
+def _bound(value: object) -> str:
+    text = shown(value) if isinstance(value, int | float) else str(value)
+    return "true" if text == "True" else text
 
 
 def _fields_beside(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:

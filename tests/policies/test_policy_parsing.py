@@ -91,7 +91,7 @@ def test_a_spec_as_users_write_it_is_accepted_with_its_defaults() -> None:
         (reduced({"median": 1}), "spec.rules[0].reduce.median", "remove it"),
         (reduced({}), "spec.rules[0].reduce", "exactly one of"),
         (reduced({"max": True, "fractionBelow": 1}), "spec.rules[0].reduce", "max and fractionBelow"),
-        (reduced({"max": False}), "spec.rules[0].reduce.max", "must be True"),
+        (reduced({"max": False}), "spec.rules[0].reduce.max", "must be true"),
         (
             reduced({"max": True, "minCount": 8}),
             "spec.rules[0].reduce.minCount",
