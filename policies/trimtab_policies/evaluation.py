@@ -5,7 +5,7 @@ rules remember. After a rollback, a restart or an edit, make a new one and feed 
 the last `reach.retention` of them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from trimtab_contract.metrics import MetricRecord
 
@@ -28,13 +28,18 @@ class Engine:
         attempt: int,
         start_step: int = 0,
         resumed: Collection[int] = (),
+        in_force: Mapping[str, int] | None = None,
     ) -> None:
         """`start_step` is the step after which `attempt` trains, `resumed` those after which it went on from a hold.
 
-        Policies with equal hashes are judged once.
+        `in_force` gives, by hash, the first step of the attempt for which a policy is in force; by default all are from
+        the start. Policies with equal hashes are judged once.
         """
-        resumption = Resumption(attempt, start_step, resumed)
-        self._watches = {policy.hash: _PolicyWatch(policy, resumption) for policy in policies}
+        since = in_force or {}
+        self._watches = {
+            policy.hash: _PolicyWatch(policy, Resumption(attempt, start_step, resumed, since.get(policy.hash, 0)))
+            for policy in policies
+        }
         self._last: MetricRecord | None = None
 
     @property

@@ -24,6 +24,8 @@ def explain(verdict: Verdict) -> str:
     match reason:
         case Reason.NOT_YET_ARMED:
             return f"{compared}; not judged up to step {rule.after_steps} (afterSteps)"
+        case Reason.NOT_YET_IN_FORCE:
+            return f"{compared}; recorded before the policy was in force"
         case Reason.IN_GRACE:
             return f"{compared}; not judged for {rule.grace_steps} steps after a resume (graceSteps)"
         case Reason.LEVEL_SHIFT:

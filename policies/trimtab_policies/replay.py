@@ -2,8 +2,8 @@
 
 Streaks (`streaks`) count observations of the metric: a record without it is NoData and neither counts nor interrupts,
 for a metric published every 50th step would otherwise never reach `forRecords`. A new attempt ends a streak, and so
-does a run that was held and goes on. A record before the rule is armed (`afterSteps`, `graceSteps`) belongs to none,
-even one that is not finite.
+does a run that was held and goes on. A record before the rule is armed (`afterSteps`, `graceSteps`) or before its
+policy is in force belongs to none, even one that is not finite.
 """
 
 import math
@@ -31,16 +31,18 @@ class Resumption:
     """From which steps on the present attempt trains: `graceSteps` begin there, and streaks begin anew.
 
     `start_step` is the step after which the attempt began, `resumed` are those after which it went on from a hold.
+    `since` is the first step for which the policy is in force: what came before makes its baselines and no streak.
     """
 
-    def __init__(self, attempt: int, start_step: int, resumed: Collection[int] = ()) -> None:
+    def __init__(self, attempt: int, start_step: int, resumed: Collection[int] = (), since: int = 0) -> None:
         self.attempt = attempt
         self.start_step = start_step
+        self.since = since
         self._resumed = tuple(sorted(resumed))
 
-    def went_on_before(self, record: MetricRecord) -> bool:
-        """Whether this is the first record after the run went on from a hold."""
-        return record.attempt == self.attempt and record.step - 1 in self._resumed
+    def streaks_end_before(self, record: MetricRecord) -> bool:
+        """Whether this is the first record after a hold, or the first one for which the policy is in force."""
+        return record.attempt == self.attempt and (record.step - 1 in self._resumed or record.step == self.since)
 
     def last_start(self, record: MetricRecord) -> int | None:
         """The last step at or before which training began or went on; None for records of earlier attempts."""
@@ -61,6 +63,8 @@ class Arming:
         """Why the rule is not armed at this record; None when it is."""
         if record.step <= self._after:
             return Reason.NOT_YET_ARMED
+        if record.step < self._resumption.since and record.attempt == self._resumption.attempt:
+            return Reason.NOT_YET_IN_FORCE
         # In an earlier attempt's records only the baseline matters: the change of attempt ends their streaks.
         start = self._resumption.last_start(record) if self._grace else None
         return Reason.IN_GRACE if start is not None and record.step <= start + self._grace else None
@@ -93,7 +97,7 @@ class ValueReplay:
 
     def step(self, record: MetricRecord, _: object = None, /) -> Finding:
         """Observe, assess, count."""
-        if record.attempt != self._attempt or self._resumption.went_on_before(record):
+        if record.attempt != self._attempt or self._resumption.streaks_end_before(record):
             self._attempt = record.attempt
             self._observer.clear()
             self._detector.clear()
@@ -147,7 +151,7 @@ class CompositeReplay:
     def step(self, record: MetricRecord, components: tuple[Verdict, ...], /) -> Finding:
         """Combine, count."""
         streak = self._streak
-        if record.attempt != self._attempt or self._resumption.went_on_before(record):
+        if record.attempt != self._attempt or self._resumption.streaks_end_before(record):
             self._attempt = record.attempt
             streak.end()
         combined = combine(self._rule, components)

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     LEVEL_SHIFT = "LevelShift"
     WARMING_UP = "WarmingUp"
     NOT_YET_ARMED = "NotYetArmed"
+    NOT_YET_IN_FORCE = "NotYetInForce"
     IN_GRACE = "InGrace"
     BREACHING = "Breaching"
     OUT_OF_RANGE = "OutOfRange"
