@@ -53,19 +53,6 @@ def told_apart(files: Sequence[Path], logs: Sequence[Path]) -> tuple[tuple[Path,
     return policies, others
 
 
-def parse_mapping(pairs: Sequence[str]) -> dict[str, str]:
-    """`METRIC=COLUMN` pairs; raises UsageError."""
-    mapping: dict[str, str] = {}
-    for pair in pairs:
-        metric, equals, column = pair.partition("=")
-        if not (equals and metric and column):
-            raise UsageError(f"--map {pair!r}: write METRIC=COLUMN, such as loss=train/loss.")
-        if metric in mapping:
-            raise UsageError(f"--map: {metric} is mapped twice.")
-        mapping[metric] = column
-    return mapping
-
-
 def judge_file(path: Path, question: Question, console: Console) -> LogResult:
     """Judge one log; a problem with the log is a result, one with the question raises UsageError."""
     try:

@@ -151,8 +151,8 @@ def test_every_error_of_every_policy_is_named(
     [
         (["run.jsonl"], "at least one policy"),
         (["guard.yaml"], "at least one log"),
-        (["guard.yaml", "run.jsonl", "--map", "loss"], "write METRIC=COLUMN"),
-        (["guard.yaml", "run.jsonl", "--map", "loss=a", "--map", "loss=b"], "loss is mapped twice"),
+        (["guard.yaml", "run.jsonl", "--map", "loss"], "must be METRIC=COLUMN"),
+        (["guard.yaml", "run.jsonl", "--map", "loss=a", "--map", "loss=b"], "gives loss two columns"),
         (["guard.yaml", "run.jsonl", "--map", "loss=nowhere"], "no column is called 'nowhere'"),
         (["guard.yaml", "run.jsonl", "--format", "papyrus"], "no log format 'papyrus'"),
     ],

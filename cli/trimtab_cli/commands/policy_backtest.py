@@ -7,7 +7,7 @@ import typer
 from trimtab_policies.rules import Action
 
 from trimtab_cli.backtest_page import page
-from trimtab_cli.backtest_run import LogResult, Question, judge_file, parse_mapping, told_apart
+from trimtab_cli.backtest_run import LogResult, Question, judge_file, told_apart
 from trimtab_cli.backtest_view import (
     EVENT_COLUMNS,
     SUMMARY_COLUMNS,
@@ -24,6 +24,7 @@ from trimtab_cli.backtest_view import (
     summary_row,
 )
 from trimtab_cli.errors import CliError
+from trimtab_cli.log_files import mapping_of
 from trimtab_cli.options import FormatOption, LogOption, MapOption, OutputOption
 from trimtab_cli.output import Format, Output
 from trimtab_cli.policy_loading import load_policies
@@ -58,7 +59,7 @@ def backtest(
     output = Output(form)
     policy_paths, log_paths = told_apart(files, logs or ())
     question = Question(
-        load_policies(policy_paths), load_policies(compare or ()), log_format, parse_mapping(mapping or ()), bool(html)
+        load_policies(policy_paths), load_policies(compare or ()), log_format, mapping_of(mapping or ()), bool(html)
     )
     results = [judge_file(path, question, output.messages) for path in log_paths]
     if html is not None:

@@ -15,9 +15,9 @@ from trimtab_policies.verdicts import Verdict
 
 from trimtab_cli.access import Access
 from trimtab_cli.access_options import with_checkpoints
-from trimtab_cli.backtest_run import ReadingBar, parse_mapping, told_apart
+from trimtab_cli.backtest_run import ReadingBar, told_apart
 from trimtab_cli.errors import NotFound, UsageError
-from trimtab_cli.log_files import open_log
+from trimtab_cli.log_files import mapping_of, open_log
 from trimtab_cli.options import FormatOption, LogOption, MapOption, OutputOption
 from trimtab_cli.output import Format, Output
 from trimtab_cli.policy_loading import load_policies
@@ -65,7 +65,7 @@ def explain(
             raise UsageError(f"Name one log; these are {len(log_paths)}.")
         source, bar = str(path), ReadingBar(path, output.messages)
         policies = load_policies(policy_paths)
-        log = open_log(path, format=log_format, mapping=parse_mapping(mapping or ()), progress=bar.advance)
+        log = open_log(path, format=log_format, mapping=mapping_of(mapping or ()), progress=bar.advance)
         with bar.shown:
             found = inspect_step(policies, log, step, attempt)
         output.say(f"{source}: read as {log.reader_name}, {log.unreadable.unreadable} lines could not be read")
