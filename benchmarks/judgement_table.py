@@ -22,8 +22,8 @@ RISEN = 0.2
 _HEAD = """# What the `{policy}` policy does on public logs
 
 Written by `python -m benchmarks.judgement --logs DIRECTORY`, where DIRECTORY has the logs and their labels
-(`python -m benchmarks.judgement --help` says in which form). Policy hash: {hashes}. The labels are a person's reading of
-the curves. A log is a run that nobody remedied: it goes on behind a would-be rollback.
+(`python -m benchmarks.judgement --help` says in which form). The labels are a person's reading of the curves. A log is
+a run that nobody remedied: it goes on behind a would-be rollback. Hash of the policy: {hashes}.
 
 *Records* are what the log has, which may be one every 5 or 200 steps. *Rollback* and *Pause or Stop* count incidents,
 *Notify* and *Record* count events, as `trimtab policy backtest` does. *Damage* is where the loss stops being finite or,
