@@ -79,9 +79,14 @@ def test_a_trend_is_no_noise() -> None:
     assert breaches([*fall, *(10.0 + 0.5 * step for step in range(20))], sigma=6)
 
 
-def test_what_breaches_adds_no_noise_and_lowers_no_level() -> None:
+def test_noise_that_comes_with_the_rise_hides_nothing_and_lowers_no_level() -> None:
     shifted = [2.0] * 50 + noisy(200, 6.0, 1.0)
     assert breaches(shifted, sigma=6) == list(range(52, 250))
+
+
+def test_a_metric_that_grows_noisy_before_it_rises_is_judged_by_the_noise_of_its_best_level() -> None:
+    calm, noisier = noisy(300, 2.0, 0.02), noisy(200, 2.3, 0.4)
+    assert breaches([*calm, *noisier, *noisy(20, 4.0, 0.4)], sigma=6)[0] < 505
 
 
 def test_a_level_older_than_the_lookback_is_forgotten() -> None:

@@ -7,11 +7,11 @@ finite value the last `settleRecords` of them settle a level; the best is the lo
 With `sigma` the rise must also stand out of the noise, for the lowest of many levels of a noisy metric lies far below
 its ordinary level. The noise is a standard deviation, estimated from how far each value lies from the middle of its two
 neighbours, so that a trend is no noise: the median of the last NOISE_RECORDS such distances, scaled as for normal noise
-(Gasser, Sroka and Jennen-Steinmetz, Biometrika 73, 1986, with a median in place of the mean). Breaching values add no
-distance.
+(Gasser, Sroka and Jennen-Steinmetz, Biometrika 73, 1986, with a median in place of the mean). It counts as it was when
+the best level settled, since a metric that diverges grows noisy too; a level that settled before FEWEST_DISTANCES
+distances were known has the first noise that rests on so many.
 
-Until a level has settled, the recent one is complete and the noise (with `sigma`) rests on FEWEST_DISTANCES distances,
-nothing can be compared. After `maxFreeze` breaching values in a row the settled levels are forgotten and the recent one
+Until a level has settled, the recent one is complete and the noise (with `sigma`) is known, nothing can be compared. After `maxFreeze` breaching values in a row the settled levels are forgotten and the recent one
 takes their place: a level shift. A new attempt ends such a row, and the recent level begins anew with it, while the
 settled ones and the noise stay: those of the surviving records are sound.
 """
@@ -80,6 +80,14 @@ class Level(msgspec.Struct, frozen=True):
         return settings.relative * abs(self.best or 0.0), settings.absolute, noise
 
 
+class Settled(msgspec.Struct):
+    """A level, when it settled (`count` values had come), and how noisy the metric was then."""
+
+    count: int
+    level: float
+    noise: float | None
+
+
 class DivergenceDetector:
     """Follows the level of a metric."""
 
@@ -87,7 +95,7 @@ class DivergenceDetector:
         self._divergence = divergence
         self._recent = MedianWindow(divergence.records)
         self._settling = MedianWindow(divergence.settle_records)
-        self._settled: deque[tuple[int, float]] = deque()
+        self._settled: deque[Settled] = deque()
         self._distances = MedianWindow(NOISE_RECORDS)
         self._neighbours: tuple[float, ...] = ()
         self._count = 0
@@ -103,13 +111,13 @@ class DivergenceDetector:
             self._take_for_normal()
         self._count += 1
         self._recent.append(value)
-        while self._settled and self._settled[0][0] <= self._count - settings.lookback_records:
+        while self._settled and self._settled[0].count <= self._count - settings.lookback_records:
             self._settled.popleft()
         level = self._level()
         self._settle(value)
         threshold = level.threshold
         breach = threshold is not None and level.recent is not None and level.recent > threshold
-        self._measure(value, breach)
+        self._measure(value)
         self._breaching = self._breaching + 1 if breach else 0
         return Assessment(breach=breach, comparison=level, warming_up=threshold is None, level_shift=level_shift)
 
@@ -123,16 +131,23 @@ class DivergenceDetector:
     @property
     def state(self) -> object:
         """Values of the windows, the settled levels with their ages, and the row of breaches."""
-        ages = [(self._count - count, level) for count, level in self._settled]
+        ages = [(self._count - settled.count, settled.level, settled.noise) for settled in self._settled]
         windows = self._recent.state, self._settling.state, self._distances.state
         return windows, ages, self._neighbours, self._breaching
+
+    @property
+    def _noise(self) -> float | None:
+        """How noisy the metric is now; None while that is not known."""
+        enough = len(self._distances) >= FEWEST_DISTANCES
+        return NORMAL_NOISE * self._distances.median if enough else None
 
     def _level(self) -> Level:
         full = len(self._recent) == self._divergence.records
         recent = self._recent.median if full else None
-        best = self._settled[0][1] if self._settled else None
-        enough = len(self._distances) >= FEWEST_DISTANCES
-        return Level(self._divergence, recent, best, NORMAL_NOISE * self._distances.median if enough else None)
+        if not self._settled:
+            return Level(self._divergence, recent, None, None)
+        best = self._settled[0]
+        return Level(self._divergence, recent, best.level, best.noise)
 
     def _settle(self, value: float) -> None:
         """Keeps the settled levels ascending, so that the lowest one still within the lookback comes first."""
@@ -140,17 +155,20 @@ class DivergenceDetector:
         if len(self._settling) < self._divergence.settle_records:
             return
         level = self._settling.median
-        while self._settled and self._settled[-1][1] >= level:
+        while self._settled and self._settled[-1].level >= level:
             self._settled.pop()
-        self._settled.append((self._count, level))
+        self._settled.append(Settled(self._count, level, self._noise))
 
-    def _measure(self, value: float, breach: bool) -> None:
+    def _measure(self, value: float) -> None:
         neighbours = self._neighbours
-        if len(neighbours) == 2 and not breach:
+        if len(neighbours) == 2:
             self._distances.append(abs(neighbours[1] - (neighbours[0] / 2 + value / 2)))
+            if len(self._distances) == FEWEST_DISTANCES:
+                for settled in self._settled:
+                    settled.noise = settled.noise or self._noise
         self._neighbours = (*neighbours[-1:], value)
 
     def _take_for_normal(self) -> None:
         self._settled.clear()
-        self._settled.append((self._count, self._recent.median))
+        self._settled.append(Settled(self._count, self._recent.median, self._noise))
         self._breaching = 0
