@@ -19,6 +19,11 @@ Status = dict[str, Any]
 ConditionRow = tuple[ConditionType, bool, Reason, str]
 """Type, whether it holds, reason, message."""
 
+SUSPENDED = "suspended: spec.suspend is true"
+"""What a job says that waits because it was asked to."""
+
+_TRAINS = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
+
 
 def job_status(
     job: TrainingJobView,
@@ -36,7 +41,7 @@ def job_status(
     guard = state.guards[-1] if state.guards else None
     status: Status = {
         "observedGeneration": job.generation,
-        "phase": state.phase.value,
+        "phase": shown_phase(state).value,
         "attempt": state.attempt,
         "world": state.world.number if state.world else 0,
         "rollbacks": len(state.rollback_times),
@@ -48,7 +53,7 @@ def job_status(
         "conditions": [
             condition(row, job.generation, now, before)
             for row in (
-                *_conditions(job, state, pods, blockers),
+                *_conditions(job, state, pods, blockers, before),
                 *_guard_conditions(state, blockers, outdated, missing_metrics, before),
                 *_end_conditions(state),
             )
@@ -70,6 +75,11 @@ def job_status(
         status["step"] = last.step
         status["loss"] = None if loss is None else f"{loss:.4f}" if math.isfinite(loss) else str(loss)
     return status
+
+
+def shown_phase(state: RunState) -> RunPhase:
+    """The phase as people see it: a run that would train and has no world waits for one, so it is Pending."""
+    return RunPhase.PENDING if state.phase in _TRAINS and not state.world_lives else state.phase
 
 
 def incident_object(job: TrainingJobView, incident: Incident) -> Status:
@@ -164,32 +174,23 @@ def _message(state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
         return state.failure
     if state.phase is RunPhase.NEEDS_HUMAN:
         return state.question
-    if blockers and state.phase is RunPhase.PENDING:
-        return "; ".join(blocker.message for blocker in blockers)
+    if shown_phase(state) is RunPhase.PENDING and (job.spec.suspend or blockers):
+        suspended = (SUSPENDED,) if job.spec.suspend else ()
+        return "; ".join((*suspended, *(blocker.message for blocker in blockers)))
     if state.incident is not None:
         return state.incident.latch.message
     return pods.trouble
 
 
-def _conditions(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> list[ConditionRow]:
+def _conditions(
+    job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker], before: Sequence[Status]
+) -> list[ConditionRow]:
     first = blockers[0] if blockers else None
     waiting = "; ".join(blocker.message for blocker in blockers)
-    running = state.world is not None and state.world.live and pods.state is PodsState.LIVE
     incident = state.incident
-    return [
+    rows: list[ConditionRow] = [
         (ConditionType.READY, first is None, first.reason if first else Reason.READY, waiting),
-        (
-            ConditionType.SUSPENDED,
-            job.spec.suspend,
-            Reason.SUSPENDED if job.spec.suspend else Reason.RESUMED,
-            "",
-        ),
-        (
-            ConditionType.RUNNING,
-            running,
-            Reason.WORLD_RUNNING if running else _why_not_running(state, pods),
-            pods.trouble,
-        ),
+        (ConditionType.RUNNING, *_running(job, state, pods, blockers)),
         (
             ConditionType.INCIDENT_OPEN,
             incident is not None,
@@ -197,6 +198,36 @@ def _conditions(job: TrainingJobView, state: RunState, pods: Pods, blockers: Seq
             incident.latch.message if incident else "",
         ),
     ]
+    suspended = job.spec.suspend
+    # A job that was never suspended was not resumed, either.
+    if suspended or ConditionType.SUSPENDED.value in _shown(before):
+        why = SUSPENDED if suspended else ""
+        rows.append((ConditionType.SUSPENDED, suspended, Reason.SUSPENDED if suspended else Reason.RESUMED, why))
+    return rows
+
+
+def _running(
+    job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker]
+) -> tuple[bool, Reason, str]:
+    """Whether a world trains or holds; else the first reason why none does, and what that waits for."""
+    if state.world_lives and pods.state is PodsState.LIVE:
+        return True, Reason.WORLD_RUNNING, pods.trouble
+    if state.ended:
+        return False, Reason.FINISHED, ""
+    if state.phase is RunPhase.FAILED:
+        return False, Reason.FAILED, state.failure
+    if job.spec.suspend:
+        return False, Reason.SUSPENDED, SUSPENDED
+    if state.world_lives:
+        return False, Reason.WORLD_STARTING if pods.state is PodsState.STARTING else Reason.WORLD_LOST, pods.trouble
+    if blockers:
+        return False, blockers[0].reason, blockers[0].message
+    return False, Reason.WORLD_LOST if state.world else Reason.WORLD_STARTING, pods.trouble
+
+
+def _shown(before: Sequence[Status]) -> frozenset[object]:
+    """The types of the conditions that the object shows already."""
+    return frozenset(one.get("type") for one in before)
 
 
 def _guard_conditions(
@@ -211,7 +242,7 @@ def _guard_conditions(
     why = "; ".join(problem.message for problem in outdated)
     rows: list[ConditionRow] = [(ConditionType.GUARDED, bool(state.guards) and not outdated, reason, why)]
     unmet = [one.message for one in (*blockers, *outdated) if one.reason is Reason.POLICY_UNSATISFIABLE]
-    shown = {one.get("type") for one in before}
+    shown = _shown(before)
     # Said only where it was wrong once: a healthy job has nothing to show here.
     if unmet or ConditionType.POLICY_UNSATISFIABLE.value in shown:
         reason = Reason.POLICY_UNSATISFIABLE if unmet else Reason.POLICY_SATISFIABLE
@@ -232,12 +263,6 @@ def _end_conditions(state: RunState) -> list[ConditionRow]:
     if state.phase is RunPhase.FAILED:
         rows.append((ConditionType.FAILED, True, Reason.FAILED, state.failure))
     return rows
-
-
-def _why_not_running(state: RunState, pods: Pods) -> Reason:
-    if state.world is None or pods.state is PodsState.STARTING:
-        return Reason.WORLD_STARTING
-    return Reason.FINISHED if state.ended else Reason.WORLD_LOST
 
 
 def condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:

@@ -13,7 +13,7 @@ from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incidents import Plan, SkipRange
 from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
+from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState, World
 from trimtab_operator.status import incident_object, incident_status, job_status
 from trimtab_operator.workload import TrainingJobView
 
@@ -90,9 +90,9 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
     assert ready is not None
     assert (ready["status"], ready["reason"], ready["message"]) == ("False", "SecretMissing", "create it")
     assert ready["lastTransitionTime"] == LATER
-    suspended = condition(blocked, "Suspended")
-    assert suspended is not None
-    assert suspended["lastTransitionTime"] == NOW
+    guarded = condition(blocked, "Guarded")
+    assert guarded is not None
+    assert guarded["lastTransitionTime"] == NOW
     other = shown(
         run_state(), now="x", before=blocked["conditions"], blockers=(Blocker(Reason.STORE_REFUSED, "correct it"),)
     )
@@ -139,11 +139,60 @@ def test_failed_and_completed_runs_say_so() -> None:
     assert condition(shown(run_state(phase=RunPhase.COMPLETED)), "Complete") is not None
 
 
-def test_a_suspended_job_is_no_lost_one() -> None:
-    status = shown(run_state(), job=view(suspend=True), pods=Pods(world=1, state=PodsState.GONE))
-    row = condition(status, "Suspended")
-    assert row is not None
-    assert row["status"] == "True"
+LOST = World(number=1, live=False, lost_reason="Suspended")
+
+
+@pytest.mark.parametrize("phase", [RunPhase.PENDING, RunPhase.WATCHING, RunPhase.PROBATION])
+def test_a_suspended_job_without_pods_is_pending_and_says_why(phase: RunPhase) -> None:
+    state = run_state(phase=phase, world=LOST, incident=incident() if phase is RunPhase.PROBATION else None)
+    status = shown(state, job=view(suspend=True), pods=Pods(world=1, state=PodsState.GONE))
+    assert (status["phase"], status["message"]) == ("Pending", "suspended: spec.suspend is true")
+    suspended, running = condition(status, "Suspended"), condition(status, "Running")
+    assert suspended is not None
+    assert running is not None
+    assert (suspended["status"], suspended["reason"]) == ("True", "Suspended")
+    assert (running["status"], running["reason"]) == ("False", "Suspended")
+
+
+def test_a_job_that_is_suspended_shows_its_phase_until_its_world_is_gone() -> None:
+    status = shown(run_state(), job=view(suspend=True), pods=Pods(world=1, state=PodsState.ENDING))
+    running = condition(status, "Running")
+    assert running is not None
+    assert (status["phase"], running["reason"]) == ("Watching", "Suspended")
+
+
+@pytest.mark.parametrize("phase", [RunPhase.HOLDING, RunPhase.RESTORING, RunPhase.NEEDS_HUMAN, RunPhase.FAILED])
+def test_a_remediation_goes_on_showing_its_phase_without_a_world(phase: RunPhase) -> None:
+    assert shown(run_state(phase=phase, world=LOST, incident=incident()), pods=Pods())["phase"] == phase.value
+
+
+def test_a_job_that_was_never_suspended_says_nothing_about_it() -> None:
+    assert condition(shown(run_state()), "Suspended") is None
+    suspended = shown(run_state(), job=view(suspend=True))
+    resumed = condition(shown(run_state(), before=suspended["conditions"]), "Suspended")
+    assert resumed is not None
+    assert (resumed["status"], resumed["reason"]) == ("False", "Resumed")
+
+
+def test_what_keeps_a_world_from_starting_is_the_reason_why_none_runs() -> None:
+    blocked = shown(
+        run_state(phase=RunPhase.PENDING, world=None),
+        pods=Pods(),
+        blockers=(Blocker(Reason.SECRET_MISSING, "create s3"), Blocker(Reason.POLICY_MISSING, "create guard")),
+    )
+    running = condition(blocked, "Running")
+    assert running is not None
+    assert (running["status"], running["reason"], running["message"]) == ("False", "SecretMissing", "create s3")
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"),
+    [(RunPhase.COMPLETED, "Finished"), (RunPhase.STOPPED, "Finished"), (RunPhase.FAILED, "Failed")],
+)
+def test_a_run_that_is_over_runs_no_world_for_that_reason(phase: RunPhase, reason: str) -> None:
+    running = condition(shown(run_state(phase=phase, world=LOST), pods=Pods()), "Running")
+    assert running is not None
+    assert running["reason"] == reason
 
 
 def test_an_incident_object_is_owned_by_its_job_and_shows_its_trigger_and_plans() -> None:
