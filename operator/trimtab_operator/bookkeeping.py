@@ -81,7 +81,8 @@ def _checkpoint_record(
 
 def _accept_guard(state: RunState, observation: Observation) -> Command | None:
     guard = observation.guard
-    if guard is None:
+    # A failed run is judged by nothing; once it is reopened, by what is there then.
+    if guard is None or state.phase is RunPhase.FAILED:
         return None
     known = state.guards[-1] if state.guards else None
     if known is not None and (known.policies, known.mode) == (guard.policies, guard.mode):

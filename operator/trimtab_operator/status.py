@@ -22,6 +22,15 @@ ConditionRow = tuple[ConditionType, bool, Reason, str]
 SUSPENDED = "suspended: spec.suspend is true"
 """What a job says that waits because it was asked to."""
 
+_NEEDED = frozenset(
+    {
+        ConditionType.READY.value,
+        ConditionType.GUARDED.value,
+        ConditionType.POLICY_UNSATISFIABLE.value,
+        ConditionType.METRIC_MISSING.value,
+    }
+)
+"""Conditions about what a run needs while it goes on."""
 _TRAINS = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
 
 
@@ -39,6 +48,17 @@ def job_status(
 ) -> Status:
     """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times."""
     guard = state.guards[-1] if state.guards else None
+    over = state.ended or state.phase is RunPhase.FAILED
+    if over:
+        blockers, outdated, missing_metrics = (), (), ()
+    conditions = [
+        condition(row, job.generation, now, before)
+        for row in (
+            *_conditions(job, state, pods, blockers, before),
+            *_guard_conditions(state, blockers, outdated, missing_metrics, before),
+            *_end_conditions(state),
+        )
+    ]
     status: Status = {
         "observedGeneration": job.generation,
         "phase": shown_phase(state).value,
@@ -50,14 +70,7 @@ def job_status(
         "incident": state.incident.name if state.incident else None,
         "message": printable(_message(state, pods, blockers), 1000) or None,
         "journal": {"seq": state.seq, "hash": state.head},
-        "conditions": [
-            condition(row, job.generation, now, before)
-            for row in (
-                *_conditions(job, state, pods, blockers, before),
-                *_guard_conditions(state, blockers, outdated, missing_metrics, before),
-                *_end_conditions(state),
-            )
-        ],
+        "conditions": _as_at_the_end(conditions, before) if over else conditions,
     }
     if guard is not None:
         status["policies"] = [
@@ -75,6 +88,12 @@ def job_status(
         status["step"] = last.step
         status["loss"] = None if loss is None else f"{loss:.4f}" if math.isfinite(loss) else str(loss)
     return status
+
+
+def _as_at_the_end(conditions: Sequence[Status], before: Sequence[Status]) -> list[Status]:
+    """Nothing a run needed is looked at once it is over: what is said of it stays as it was."""
+    kept = {one["type"]: one for one in before if one["type"] in _NEEDED}
+    return [*(one for one in conditions if one["type"] not in kept), *kept.values()]
 
 
 def shown_phase(state: RunState) -> RunPhase:

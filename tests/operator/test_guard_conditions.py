@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import pytest
 from operator_objects import training_job
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.observation import Blocker, MissingMetric, Pods
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import AcceptedGuard, RunState
+from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.status import job_status
 from trimtab_operator.workload import TrainingJobView
 
@@ -22,12 +23,13 @@ def conditions(
     blockers: tuple[Blocker, ...] = (),
     missing: tuple[MissingMetric, ...] = (),
     before: tuple[dict[str, Any], ...] = (),
+    phase: RunPhase = RunPhase.PENDING,
 ) -> dict[str, dict[str, Any]]:
     body = training_job()
     body["metadata"] |= {"uid": "u-1", "generation": 3}
     status = job_status(
         TrainingJobView.of(body),
-        RunState(guards=(GUARD,)),
+        RunState(guards=(GUARD,), phase=phase),
         pods=Pods(),
         blockers=blockers,
         outdated=outdated,
@@ -73,3 +75,19 @@ def test_what_was_wrong_once_is_shown_as_mended() -> None:
         "PolicySatisfiable",
     )
     assert (found["MetricMissing"]["status"], found["MetricMissing"]["reason"]) == ("False", "MetricSeen")
+
+
+@pytest.mark.parametrize("phase", [RunPhase.COMPLETED, RunPhase.STOPPED, RunPhase.FAILED])
+def test_what_happens_to_policies_and_secrets_after_the_end_changes_nothing_that_is_said(phase: RunPhase) -> None:
+    at_the_end = conditions(missing=(MISSING,))
+    missing = Blocker(Reason.SECRET_MISSING, "create s3")
+    later = conditions(UNMET, blockers=(missing,), before=tuple(at_the_end.values()), phase=phase)
+    for kind in ("Ready", "Guarded", "MetricMissing"):
+        assert later[kind] == at_the_end[kind]
+    assert "PolicyUnsatisfiable" not in later
+
+
+def test_a_run_that_ended_before_anything_was_shown_is_not_told_to_lack_anything() -> None:
+    found = conditions(UNMET, blockers=(Blocker(Reason.SECRET_MISSING, "create s3"),), phase=RunPhase.COMPLETED)
+    assert (found["Ready"]["status"], found["Guarded"]["reason"]) != ("False", UNMET.reason.value)
+    assert found["Ready"]["status"] == "True"

@@ -20,6 +20,8 @@ from trimtab_operator.errors import ClusterUnavailable
 from trimtab_operator.judge import Judge
 from trimtab_operator.observation import PodsState
 from trimtab_operator.observer import Observer
+from trimtab_operator.reasons import Reason
+from trimtab_operator.run_state import RunPhase
 from trimtab_operator.workload import TrainingJobView
 
 PATIENCE_SECONDS = 30.0
@@ -84,6 +86,21 @@ async def test_secret_policies_and_pods_are_read_at_once(
     assert surveyed.blockers == ()
     assert [policy.name for policy in surveyed.guard.policies] == ["demo"]
     assert (surveyed.pods.world, surveyed.pods.state) == (1, PodsState.ABSENT)
+
+
+async def test_the_policies_of_a_run_that_has_ended_are_not_read_any_more(
+    api: ControlPlane, object_store: ObjectStoreServer, stores: tuple[S3JournalStore, S3CheckpointStores]
+) -> None:
+    namespace = api.create_namespace("ended")
+    api.apply(job_of(namespace, object_store))
+    cluster = await KubernetesCluster.connect(api.kubeconfig)
+    job = TrainingJobView.of(await cluster.training_job(namespace, "demo"))
+    observer = Observer(job.run, cluster, *stores)
+    going = await observer.survey(job, run_state(), Judge())
+    ended = await observer.survey(job, run_state(phase=RunPhase.COMPLETED), Judge())
+    await cluster.close()
+    assert [problem.reason for problem in going.guard.blocking] == [Reason.POLICY_MISSING]
+    assert (ended.guard.blocking, ended.guard.outdated) == ((), ())
 
 
 async def test_a_cluster_that_is_away_is_one_temporary_error(
