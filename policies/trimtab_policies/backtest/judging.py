@@ -51,7 +51,7 @@ class Backtest:
         self._engine: Engine | None = None
         self._last: Entry | None = None
         self._records = self._steps = self._first_step = 0
-        self._tallies = [dict.fromkeys(State, 0) for _ in rules]
+        self._tallies = [_Tally() for _ in rules]
         self._left_out = dict.fromkeys(LeftOut, 0)
         self._boundaries: list[Boundary] = []
         self._gaps = 0
@@ -71,8 +71,8 @@ class Backtest:
         entry = arrival.entry
         self._records += 1
         self._timed = self._timed and point.time is not None
-        self._seen.update(point.scalars)
-        self._seen.update(point.vectors)
+        if not (self._seen.issuperset(point.scalars) and self._seen.issuperset(point.vectors)):
+            self._seen.update(point.scalars, point.vectors)
         engine = self._prepared(arrival)
         verdicts = engine.judge(entry.record, self._policies, ordinal=entry.ordinal, now=entry.time)
         self._note(verdicts, entry)
@@ -144,8 +144,10 @@ class Backtest:
         fires = False
         for tally, verdict in zip(self._tallies, verdicts, strict=True):
             state = verdict.finding.state
-            tally[state] += 1
-            fires = fires or state is State.FIRING
+            if state is not tally.state:
+                tally.change(state, self._records)
+            if state is State.FIRING:
+                fires = True
         if fires or not self._events.is_quiet:
             self._events.note(verdicts, decide(verdicts, guard_mode=Mode.ENFORCE), entry, self._records)
         for recorder, verdict in zip(self._curves, verdicts, strict=False):
@@ -171,7 +173,30 @@ class Backtest:
         near: list[str] = []
         if rule.metric is not None and rule.metric not in self._seen:
             near = get_close_matches(rule.metric, sorted(self._seen), n=1)
-        return RuleTally(policy.name, rule.name, rule.metric, rule.action, self._tallies[index], *near)
+        states = self._tallies[index].counted(self._records)
+        return RuleTally(policy.name, rule.name, rule.metric, rule.action, states, *near)
+
+
+class _Tally:
+    """How often a rule came to each state, counted in stretches: most records change nothing."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self._since = 1
+        self._counts = dict.fromkeys(State, 0)
+
+    def change(self, state: State, record: int) -> None:
+        """The rule comes to another state with this record."""
+        if self.state is not None:
+            self._counts[self.state] += record - self._since
+        self.state, self._since = state, record
+
+    def counted(self, last_record: int) -> dict[State, int]:
+        """The counts up to a record, which is included."""
+        counts = dict(self._counts)
+        if self.state is not None:
+            counts[self.state] += last_record + 1 - self._since
+        return counts
 
 
 def judge_log(policies: Sequence[AcceptedPolicy], points: Iterable[LogPoint]) -> LogReport:
