@@ -2,12 +2,13 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from judged_runs import new_run, record
+from msgspec import structs
 from trimtab_contract.metrics import MetricRecord
 from trimtab_policies.decision import decide
 from trimtab_policies.lineage import Appended
@@ -36,12 +37,16 @@ def curve(count: int, seed: int = 0, deviation: float = 0.06) -> list[float]:
 
 
 def run(losses: Iterable[float], **scalars: float) -> list[MetricRecord]:
-    return [record(step, loss=loss, nonfinite=0, **scalars) for step, loss in enumerate(losses, 1)]
+    return [scalar_record(step, {"loss": loss, "nonfinite": 0.0, **scalars}) for step, loss in enumerate(losses, 1)]
+
+
+def scalar_record(step: int, scalars: Mapping[str, float]) -> MetricRecord:
+    return structs.replace(record(step), scalars=dict(scalars))
 
 
 def metric(name: str, values: Sequence[float], *, first: int = 1) -> list[MetricRecord]:
     """One record per value, with nothing but this metric."""
-    return [record(step, **{name: value}) for step, value in enumerate(values, first)]
+    return [scalar_record(step, {name: value}) for step, value in enumerate(values, first)]
 
 
 def acts(policies: Sequence[AcceptedPolicy], records: Iterable[MetricRecord]) -> dict[int, Act]:

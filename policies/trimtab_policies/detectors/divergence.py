@@ -11,9 +11,10 @@ neighbours, so that a trend is no noise: the median of the last NOISE_RECORDS su
 the best level settled, since a metric that diverges grows noisy too; a level that settled before FEWEST_DISTANCES
 distances were known has the first noise that rests on so many.
 
-Until a level has settled, the recent one is complete and the noise (with `sigma`) is known, nothing can be compared. After `maxFreeze` breaching values in a row the settled levels are forgotten and the recent one
-takes their place: a level shift. A new attempt ends such a row, and the recent level begins anew with it, while the
-settled ones and the noise stay: those of the surviving records are sound.
+Until a level has settled, the recent one is complete and the noise (with `sigma`) is known, nothing can be compared.
+After `maxFreeze` breaching values in a row the settled levels are forgotten and the recent one takes their place: a
+level shift. A new attempt ends such a row, and the recent level begins anew with it, while the settled ones and the
+noise stay: those of the surviving records are sound.
 """
 
 import math
