@@ -11,6 +11,7 @@ from trimtab_operator.incidents import Incident, Plan
 from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.resources import API_VERSION
+from trimtab_operator.resources.guard_incident import IncidentPhase
 from trimtab_operator.run_state import CheckpointState, RunPhase, RunState
 from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
@@ -159,7 +160,7 @@ def incident_status(incident: Incident, state: RunState) -> Status:
     extent = incident.extent
     failed = [{"number": plan.number, "reason": printable(plan.failed, 500)} for plan in incident.plans if plan.failed]
     return {
-        "phase": RunPhase.WATCHING.value if incident.outcome else state.phase.value,
+        "phase": IncidentPhase.CLOSED.value if incident.outcome else state.phase.value,
         "heldStep": incident.held_step,
         "finding": incident.finding.value if incident.finding else None,
         "findingReason": incident.finding_why or None,

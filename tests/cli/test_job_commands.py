@@ -165,7 +165,7 @@ def test_describe_reads_like_a_story(laboratory: Laboratory) -> None:
     laboratory.status(
         "gi",
         "demo-a1-s321",
-        {"phase": "Watching", "heldStep": 323, "finding": "Undecided", "outcome": "Recovered",
+        {"phase": "Closed", "heldStep": 323, "finding": "Undecided", "outcome": "Recovered",
          "skipped": {"first": 319, "last": 333, "bad": 12}},
     )  # fmt: skip
     involved = {"kind": "TrainingJob", "name": "demo", "namespace": laboratory.namespace, "uid": laboratory.run.uid}

@@ -2,17 +2,22 @@
 
 import math
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 import pytest
 from judged_runs import record
 from operator_objects import training_job
+from played_trainer import Scenario
 from run_states import POLICY, attempts, checkpoint, incident, reference, run_state
+from scripted_operator import play
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incidents import Plan, SkipRange
+from trimtab_operator.journal_fold import fold
 from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import Reason
+from trimtab_operator.resources.guard_incident import IncidentPhase
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState, World
 from trimtab_operator.status import incident_object, incident_status, job_status
 from trimtab_operator.workload import TrainingJobView
@@ -221,5 +226,20 @@ def test_an_incident_status_tells_how_it_stands_and_how_it_ended() -> None:
     assert status["skipped"] == {"first": 179, "last": 188, "bad": 7}
     assert status["failedPlans"] == [{"number": 1, "reason": "object differs"}]
     closed = msgspec.structs.replace(one, outcome="Recovered", closed_at=NOW)
-    assert incident_status(closed, replace(run_state(), phase=RunPhase.HOLDING))["phase"] == "Watching"
+    assert incident_status(closed, replace(run_state(), phase=RunPhase.HOLDING))["phase"] == "Closed"
     assert incident_status(closed, run_state())["closedTime"] == NOW
+
+
+def test_every_phase_of_an_open_incident_can_be_stored() -> None:
+    open_phases: set[RunPhase] = set()
+    for scenario in (
+        Scenario(steps=30, damaged=frozenset(range(14, 18))),
+        Scenario(steps=30, damaged=frozenset(range(14, 200))),
+        Scenario(steps=20, damaged=frozenset(range(14, 18)), action="Stop"),
+        Scenario(steps=30, damaged=frozenset(range(14, 18)), action="Pause"),
+    ):
+        states = accumulate(play(scenario).announced, fold, initial=RunState())
+        open_phases |= {state.phase for state in states if state.incident is not None}
+    assert RunPhase.HOLDING in open_phases
+    assert RunPhase.NEEDS_HUMAN in open_phases
+    assert {phase.value for phase in open_phases} <= {phase.value for phase in IncidentPhase}

@@ -1,5 +1,6 @@
 """GuardIncident: one incident of one run, for people; derived from the journal, named after what fired."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -22,7 +23,20 @@ from trimtab_operator.resources.values import (
     list_map,
     validation,
 )
-from trimtab_operator.run_state import RunPhase
+
+
+class IncidentPhase(StrEnum):
+    """`status.phase` of a GuardIncident: the run's while the incident is open, and then its end."""
+
+    HOLDING = "Holding"
+    DIAGNOSING = "Diagnosing"
+    SELECTING = "Selecting"
+    AWAITING_APPROVAL = "AwaitingApproval"
+    RESTORING = "Restoring"
+    DIAGNOSING_RESTORED = "DiagnosingRestored"
+    PROBATION = "Probation"
+    NEEDS_HUMAN = "NeedsHuman"
+    CLOSED = "Closed"
 
 
 def incident_name(job: str, attempt: int, first_bad_step: int) -> str:
@@ -110,7 +124,7 @@ class GuardIncidentSpec(Resource):
 class PhaseEntry(Resource):
     """A phase and when it began."""
 
-    phase: RunPhase
+    phase: IncidentPhase
     time: Timestamp
 
 
@@ -137,7 +151,7 @@ class JournalRange(Resource):
 class GuardIncidentStatus(Resource):
     """How the incident went; a cache of the journal."""
 
-    phase: RunPhase | None = None
+    phase: IncidentPhase | None = None
     phases: Annotated[tuple[PhaseEntry, ...], Field(max_length=64)] | None = None
     held_step: Count | None = None
     finding: Finding | None = None
