@@ -70,6 +70,17 @@ def status_line(job: Body) -> str:
     return ", ".join(parts)
 
 
+def event_time(event: Body) -> str:
+    """When an Event was first sent, to the second, such as `2026-01-01T00:00:00`; empty when it does not say."""
+    return str(event.get("firstTimestamp") or event.get("eventTime") or "")[:19]
+
+
+def event_order(event: Body) -> tuple[str, int]:
+    """What sorts Events as they were made: their times have no parts of a second, what the API server counts has."""
+    version = str(event["metadata"].get("resourceVersion") or "")
+    return event_time(event), int(version) if version.isdecimal() else 0
+
+
 def describe(job: Body, incidents: Sequence[Body], events: Sequence[Body]) -> Iterator[str]:
     """The story of a job: how it is, what its conditions say, its incidents, and what happened in order."""
     metadata, spec, status = section(job, "metadata"), section(job, "spec"), section(job, "status")
@@ -87,7 +98,7 @@ def describe(job: Body, incidents: Sequence[Body], events: Sequence[Body]) -> It
     if events:
         yield "What happened"
     for event in events:
-        moment = str(event.get("firstTimestamp") or event.get("eventTime") or "")[11:19]
+        moment = event_time(event)[11:]
         times = f" ({event['count']} times)" if int(event.get("count") or 1) > 1 else ""
         yield f"  {moment}  {event['reason']}: {event['message']}{times}"
 

@@ -1,7 +1,7 @@
 """Jobs in words."""
 
 import pytest
-from trimtab_cli.job_view import age, job_row, job_summary, status_line
+from trimtab_cli.job_view import age, event_order, job_row, job_summary, status_line
 
 NEW = {
     "metadata": {"name": "demo", "namespace": "lab", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -27,3 +27,22 @@ def test_a_job_that_nobody_has_looked_at_yet_is_pending() -> None:
 def test_step_zero_and_no_rollbacks_are_numbers_and_not_absent() -> None:
     row = job_row({**NEW, "status": {"step": 0, "rollbacks": 0, "attempt": 1}}, MIDNIGHT)
     assert (row[3], row[5], row[6]) == ("0", "1", "0")
+
+
+def test_events_of_one_second_come_in_the_order_they_were_made() -> None:
+    made = ("Diagnosed", "9"), ("TargetSelected", "10"), ("Held", "8"), ("Old", "11")
+    events = [
+        {
+            "reason": reason,
+            "firstTimestamp": "2026-01-01T00:00:00Z" if reason == "Old" else "2026-01-01T00:00:01Z",
+            "metadata": {"resourceVersion": version},
+        }
+        for reason, version in made
+    ]
+    assert [one["reason"] for one in sorted(events, key=event_order)] == ["Old", "Held", "Diagnosed", "TargetSelected"]
+
+
+def test_an_event_with_parts_of_a_second_is_no_earlier_than_the_others_of_its_second() -> None:
+    plain = {"firstTimestamp": "2026-01-01T00:00:01Z", "metadata": {"resourceVersion": "7"}}
+    fine = {"eventTime": "2026-01-01T00:00:01.900000Z", "metadata": {"resourceVersion": "8"}}
+    assert sorted([fine, plain], key=event_order) == [plain, fine]

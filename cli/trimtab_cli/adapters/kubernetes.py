@@ -15,6 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from trimtab_cli.cluster_choice import ClusterChoice, KubernetesObject
 from trimtab_cli.errors import CliError, NotAllowed, NotFound, Unreachable
+from trimtab_cli.job_view import event_order
 
 TIMEOUT_SECONDS = (3.0, 10.0)
 """To connect, and to wait for an answer."""
@@ -57,7 +58,7 @@ class Kubernetes:
         """The Events about one object, oldest first."""
         selector = f"involvedObject.name={involved_name},involvedObject.uid={involved_uid}"
         found = self.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector)["items"]
-        return sorted(found, key=lambda event: str(event.get("firstTimestamp") or event.get("eventTime") or ""))
+        return sorted(found, key=event_order)
 
     def secret(self, namespace: str, name: str) -> dict[str, str]:
         """The decoded data of a Secret; raises NotFound, NotAllowed."""
