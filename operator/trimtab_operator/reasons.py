@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     JOURNAL_BROKEN = "JournalBroken"
     """The run's own journal was altered or lost records: nothing is decided from it."""
     FINISH_PENDING = "FinishPending"
+    """A world has finished and is not told so for minutes; says what that waits for."""
     COMPLETE = "Complete"
     FAILED = "Failed"
     ACCEPTED = "Accepted"

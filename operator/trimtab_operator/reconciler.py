@@ -25,6 +25,7 @@ from trimtab_operator.errors import (
     OperatorError,
     TemporaryError,
 )
+from trimtab_operator.finish_watch import FinishWatch, waits_for
 from trimtab_operator.guards import load_texts
 from trimtab_operator.journal import Identity, RunJournal, wall_time
 from trimtab_operator.judge import Judge
@@ -38,6 +39,7 @@ from trimtab_operator.remediation import advance
 from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
+from trimtab_operator.status import ConditionRow
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
 LISTEN_MILLISECONDS = 1000
@@ -87,10 +89,11 @@ class RunReconciler:
         self._observer = Observer(run, ports.cluster, ports.journal, ports.stores)
         self._reporter = Reporter(ports.cluster)
         self._untold: list[JournalRecord] = []
-        self._acks = Acks()
+        self._acks: Acks = Acks()
         self._progress: ProgressClock | None = None
         self._metrics = MetricWatch()
         self._trained = TrainingClock()
+        self._finish = FinishWatch()
         self._hung = ""
         self._bus_answers = True
         self._woken = asyncio.Event()
@@ -117,20 +120,20 @@ class RunReconciler:
 
     async def refuse(self, error: JournalBroken) -> None:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""
-        if not self._ports.lease.valid():
-            return
-        try:
-            body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
-            self.gone = body["metadata"]["uid"] != self.run.uid
-            if not self.gone:
-                await self._reporter.warn(body, (ConditionType.JOURNAL_BROKEN, True, Reason.JOURNAL_BROKEN, str(error)))
-        except NotFound:
-            self.gone = True
-        except OperatorError as away:
-            log.warning("status not written", run=str(self.run), error=str(away))
+        body = await self._warn((ConditionType.JOURNAL_BROKEN, True, Reason.JOURNAL_BROKEN, str(error)))
+        self.gone = body is not None and body["metadata"].get("uid") != self.run.uid
 
     async def turn(self) -> None:
         """Wait for news, judge it, and reconcile when something changed; raises temporary errors and Fenced."""
+        try:
+            await self._turn()
+        except TemporaryError as error:
+            waiting = self._finish_pending(str(error))
+            if waiting:
+                await self._warn((ConditionType.FINISH_PENDING, True, Reason.FINISH_PENDING, waiting))
+            raise
+
+    async def _turn(self) -> None:
         due = await self._listen()
         changed = await self._read_bus()
         if due or changed or time.monotonic() >= self._next_resync:
@@ -270,7 +273,13 @@ class RunReconciler:
             await self._ports.bus.refresh(self.run, [attempt.number for attempt in self.state.attempts])
         self._check_lease()
         missing = self._missing_metrics(surveyed, job)
-        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing)
+        waiting = self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers))
+        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing, waiting)
+
+    def _finish_pending(self, trouble: str) -> str:
+        """What a finished world has waited for so long that people must hear of it, or nothing."""
+        finished = self._finish.observe(time.monotonic(), self.state, self._acks)
+        return waits_for(finished, self.state, self._judge.judged_step, trouble) if finished is not None else ""
 
     def _missing_metrics(self, surveyed: Surveyed, job: TrainingJobView) -> tuple[MissingMetric, ...]:
         deadline = parse_duration(job.spec.startup_deadline)
@@ -344,6 +353,24 @@ class RunReconciler:
             return body
         await self.end("Deleted")
         return None
+
+    async def _warn(self, row: ConditionRow) -> KubernetesObject | None:
+        """Say one thing on the TrainingJob while nothing else can be decided.
+
+        Returns the object under the run's name, an empty one when there is none, None when that is not known now.
+        """
+        if not self._ports.lease.valid():
+            return None
+        try:
+            body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
+            if body["metadata"]["uid"] == self.run.uid:
+                await self._reporter.warn(body, row)
+        except NotFound:
+            return {"metadata": {}}
+        except OperatorError as error:
+            log.warning("status not written", run=str(self.run), error=str(error))
+            return None
+        return body
 
     async def end(self, outcome: str) -> None:
         """Journal that the TrainingJob is gone; data and trail stay."""

@@ -87,12 +87,13 @@ class Reporter:
         surveyed: Surveyed,
         last: MetricRecord | None,
         missing_metrics: tuple[MissingMetric, ...],
+        finish_pending: str,
     ) -> None:
         """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
         try:
             for incident in (*state.closed, *((state.incident,) if state.incident else ())):
                 await self._show(job, incident, state)
-            await self._patch(body, job, state, surveyed, last, missing_metrics)
+            await self._patch(body, job, state, surveyed, last, missing_metrics, finish_pending)
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
 
@@ -104,6 +105,7 @@ class Reporter:
         surveyed: Surveyed,
         last: MetricRecord | None,
         missing_metrics: tuple[MissingMetric, ...],
+        finish_pending: str,
     ) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
         status = job_status(
@@ -113,6 +115,7 @@ class Reporter:
             blockers=surveyed.blockers,
             outdated=surveyed.guard.outdated,
             missing_metrics=missing_metrics,
+            finish_pending=finish_pending,
             last=last,
             now=wall_time(),
             before=list(before.get("conditions") or []),

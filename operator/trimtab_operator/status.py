@@ -43,11 +43,15 @@ def job_status(
     blockers: Sequence[Blocker],
     outdated: Sequence[GuardProblem],
     missing_metrics: Sequence[MissingMetric],
+    finish_pending: str,
     last: MetricRecord | None,
     now: str,
     before: Sequence[Status],
 ) -> Status:
-    """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times."""
+    """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times.
+
+    `finish_pending` says what a finished world has waited for too long, if it has.
+    """
     guard = state.guards[-1] if state.guards else None
     over = state.ended or state.phase is RunPhase.FAILED
     if over:
@@ -57,7 +61,7 @@ def job_status(
         for row in (
             *_conditions(job, state, pods, blockers, before),
             *_guard_conditions(state, blockers, outdated, missing_metrics, before),
-            *_end_conditions(state),
+            *_end_conditions(state, finish_pending),
         )
     ]
     status: Status = {
@@ -274,8 +278,10 @@ def _guard_conditions(
     return rows
 
 
-def _end_conditions(state: RunState) -> list[ConditionRow]:
+def _end_conditions(state: RunState, finish_pending: str) -> list[ConditionRow]:
     rows: list[ConditionRow] = []
+    if finish_pending:
+        rows.append((ConditionType.FINISH_PENDING, True, Reason.FINISH_PENDING, finish_pending))
     if state.phase is RunPhase.NEEDS_HUMAN:
         rows.append((ConditionType.NEEDS_HUMAN, True, Reason.NEEDS_HUMAN, state.question))
     if state.phase is RunPhase.COMPLETED:

@@ -2,9 +2,10 @@
 
 import pytest
 from control_plane_fixture import ControlPlane, control_plane
+from operator_ports import audit_bucket, ports
 from trimtab_operator.resources import custom_resource_definitions
 
-__all__ = ["control_plane"]
+__all__ = ["audit_bucket", "control_plane", "ports"]
 
 
 @pytest.fixture(scope="session")

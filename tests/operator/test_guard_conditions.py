@@ -34,6 +34,7 @@ def conditions(
         blockers=blockers,
         outdated=outdated,
         missing_metrics=missing,
+        finish_pending="",
         last=None,
         now="2026-01-01T00:00:00+00:00",
         before=before,

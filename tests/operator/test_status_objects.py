@@ -38,6 +38,7 @@ def shown(state: RunState, **changes: Any) -> dict[str, Any]:
         "blockers": (),
         "outdated": (),
         "missing_metrics": (),
+        "finish_pending": "",
         "last": None,
         "now": NOW,
         "before": (),
