@@ -210,6 +210,9 @@ async def _together(
         async with asyncio.TaskGroup() as group:
             tasks = group.create_task(one), group.create_task(two), group.create_task(three)
     except BaseExceptionGroup as errors:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError from None  # a read that fails while it is ended must not keep us going
         raise errors.exceptions[0] from None
     return tasks[0].result(), tasks[1].result(), tasks[2].result()
 

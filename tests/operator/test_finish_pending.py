@@ -147,6 +147,7 @@ async def job(
     resync = asyncio.create_task(supervisor.resync())
     yield RunId(namespace, "demo", stored["metadata"]["uid"])
     resync.cancel()
+    await asyncio.gather(resync, return_exceptions=True)
     await supervisor.close()
 
 
