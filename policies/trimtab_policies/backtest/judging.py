@@ -113,14 +113,14 @@ class Backtest:
 
     def _prepared(self, arrival: Arrival) -> Engine:
         """The engine as it is before the record: made anew for a new attempt, told how long it was silent."""
-        entry, last = arrival.entry, self._last
-        engine = self._engine
-        if engine is not None and last is not None and arrival.beginning is not Beginning.RUN:
+        entry, last, engine = arrival.entry, self._last, self._engine
+        beginning = arrival.beginning
+        if engine is not None and last is not None and self._watches_time and beginning is not Beginning.RUN:
             self._note_silence(engine, last, entry.time)
-        if arrival.beginning is not None:
-            self._mark(arrival.beginning, entry)
-        if engine is None or arrival.beginning in {Beginning.RUN, Beginning.ATTEMPT}:
-            self._begin(anew=arrival.beginning is Beginning.RUN)
+        if beginning is not None:
+            self._mark(beginning, entry)
+        if engine is None or beginning is Beginning.RUN or beginning is Beginning.ATTEMPT:
+            self._begin(anew=beginning is Beginning.RUN)
             engine = Engine(self._policies, attempt=entry.record.attempt, start_step=_resumed_at(arrival))
             for survivor in arrival.survivors:
                 engine.take(survivor.record, ordinal=survivor.ordinal, now=survivor.time)
@@ -130,7 +130,7 @@ class Backtest:
         return engine
 
     def _note_silence(self, engine: Engine, last: Entry, now: float | None) -> None:
-        if not self._watches_time or now is None:
+        if now is None:
             return
         overdue = [
             one
