@@ -116,11 +116,11 @@ class DivergenceDetector:
             self._settled.popleft()
         level = self._level()
         self._settle(value)
-        threshold = level.threshold
-        breach = threshold is not None and level.recent is not None and level.recent > threshold
+        known = level.known
+        breach = known and self._breached(level)
         self._measure(value)
         self._breaching = self._breaching + 1 if breach else 0
-        return Assessment(breach=breach, comparison=level, warming_up=threshold is None, level_shift=level_shift)
+        return Assessment(breach=breach, comparison=level, warming_up=not known, level_shift=level_shift)
 
     def clear(self) -> None:
         """The recent level begins anew; the settled ones and the noise stay."""
@@ -135,6 +135,13 @@ class DivergenceDetector:
         ages = [(self._count - settled.count, settled.level, settled.noise) for settled in self._settled]
         windows = self._recent.state, self._settling.state, self._distances.state
         return windows, ages, self._neighbours, self._breaching
+
+    def _breached(self, level: Level) -> bool:
+        recent, best = level.recent, level.best
+        # Most levels lie within the absolute margin, which needs no other.
+        if recent is None or best is None or recent <= best + self._divergence.absolute:
+            return False
+        return level.threshold is not None and recent > level.threshold
 
     @property
     def _noise(self) -> float | None:
@@ -161,12 +168,15 @@ class DivergenceDetector:
         self._settled.append(Settled(self._count, level, self._noise))
 
     def _measure(self, value: float) -> None:
+        if self._divergence.sigma is None:
+            return
         neighbours = self._neighbours
         if len(neighbours) == 2:
             self._distances.append(abs(neighbours[1] - (neighbours[0] / 2 + value / 2)))
             if len(self._distances) == FEWEST_DISTANCES:
+                first = self._noise
                 for settled in self._settled:
-                    settled.noise = settled.noise or self._noise
+                    settled.noise = first
         self._neighbours = (*neighbours[-1:], value)
 
     def _take_for_normal(self) -> None:
