@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from trimtab_contract import keys
+from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId
 from trimtab_contract.metrics import MetricRecord, decode_archive
@@ -54,8 +55,11 @@ def policies_in_force(audit: ObjectStore, state: RunState, attempt: int, step: i
     policies: list[AcceptedPolicy] = []
     for identity in guard.policies:
         key = keys.policy_text(identity.hash)
+        text = audit.get(key)
+        if sha256_hex(text) != identity.hash:
+            raise CliError(f"{key} is not the policy that the journal names: its SHA-256 is another.")
         try:
-            spec = parse_policy(json.loads(audit.get(key)))
+            spec = parse_policy(json.loads(text))
         except (ValueError, InvalidPolicy) as error:
             raise CliError(f"{key} is no policy that this version reads: {error}.") from error
         policies.append(
