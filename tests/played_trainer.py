@@ -54,6 +54,8 @@ class Scenario:
     margin_factor: float = 2.0
     probation: int = 6
     checkpoint_every: int = 5
+    read_back: AckState | None = None
+    """What another host finds in the last checkpoint while the finished world waits; None: it cannot read it."""
     max_rollbacks: int = 4
     max_restarts: int = 2
     certify: int = 10
@@ -125,6 +127,7 @@ class PlayedWorld:
     self_held: bool = False
     spoiled: bool = False
     differs: bool = False
+    unread: CheckpointReference | None = None
     failure: tuple[CheckpointReference, Reason, str] | None = None
     said: tuple[AckState, dict[str, Any]] = (AckState.WAITING, {})
     alive: bool = True
@@ -158,6 +161,9 @@ class PlayedWorld:
             self.obey(decode(Directive, self.inbox.letter.wire))
         elif self.training:
             self.train()
+        elif self.unread is not None and self.run.scenario.read_back is not None:
+            self.run.acked(self, self.run.scenario.read_back, checkpoint=self.unread, by="b", detail="another SHA-256")
+            self.unread = None
 
     def die(self, reason: Reason, detail: str = "", *, saved: CheckpointReference | None = None) -> None:
         """The processes end and leave their message; the pods are gone two ticks later."""
@@ -251,7 +257,7 @@ class PlayedWorld:
         scenario = self.run.scenario
         if self.step >= scenario.steps:
             self.training = False
-            self.save()
+            self.unread = self.save()
             self.say(AckState.FINISHED)
             return
         step = self.step + 1

@@ -42,6 +42,8 @@ POLICY = PolicyIdentity(kind="GuardPolicy", namespace="lab", name="guard", uid="
 THRESHOLD = 5.0
 HEALTHY, BAD = 2.0, 9.0
 FOR_RECORDS = 3
+FINAL_CHECK_TICKS = 4
+"""How long a finished run waits for its last checkpoint to be read back."""
 
 _T = TypeVar("_T")
 
@@ -273,6 +275,7 @@ class ScriptedRun:
             ),
             probe=self._probe(state, acks),
             hold_on_nonfinite=self.scenario.holds_on_nonfinite,
+            final_check_over=acks.finished is not None and self.ticks - acks.finished.time >= FINAL_CHECK_TICKS,
         )
 
     def pods(self, state: RunState) -> Pods:

@@ -7,6 +7,7 @@ from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.journal import Evidence
 
 from trimtab_operator.commands import Append, Command, Draft
+from trimtab_operator.final_checkpoint import is_final
 from trimtab_operator.observation import CheckpointClaim, Observation
 from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
 
@@ -205,10 +206,13 @@ def _certify(state: RunState, observation: Observation) -> Command | None:
     for checkpoint in state.checkpoints:
         if _certifiable(state, checkpoint, observation):
             why = f"all rules green on every record up to step {observation.judged_step}"
+            why = f"final: {why}" if is_final(state, checkpoint, observation) else why
             return _checkpoint_record(state, JournalAction.CERTIFIED, checkpoint.reference, checkpoint.attempt, why)
     return None
 
 
 def _certifiable(state: RunState, checkpoint: Checkpoint, observation: Observation) -> bool:
+    if checkpoint.state is CheckpointState.VERIFIED and is_final(state, checkpoint, observation):
+        return True
     old_enough = observation.judged_step - checkpoint.reference.step >= observation.limits.certify_steps
     return checkpoint.state is CheckpointState.VERIFIED and old_enough and state.surviving(checkpoint)

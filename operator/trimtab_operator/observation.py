@@ -194,3 +194,5 @@ class Observation:
     probe_problem: str = ""
     frozen_evidence: tuple[Evidence, ...] = ()
     hold_on_nonfinite: bool = False
+    final_check_over: bool = False
+    """Whether the last checkpoint of a finished run has been waited for long enough."""

@@ -89,6 +89,7 @@ class Observer:
         state: RunState,
         hung: str,
         missing_metrics: tuple[MissingMetric, ...],
+        final_check_over: bool,
     ) -> Observation:
         """Add what the trainer said and what its records say."""
         told = tuple(message.saved for message in surveyed.pods.messages if message.saved is not None)
@@ -109,6 +110,7 @@ class Observer:
             missing_metrics=missing_metrics,
             claims=claims,
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
+            final_check_over=final_check_over,
         )
         return await self._with_evidence(observation, state, judge)
 

@@ -4,6 +4,8 @@ from trimtab_contract.directives import Ack, AckState
 
 HELD_DEADLINE_SECONDS = 60.0
 """Held ranks tick every second, so a held world that stands still is found sooner."""
+FINAL_CHECK_SECONDS = 120.0
+"""How long a run that is trained and judged waits for its last checkpoint to be read back."""
 
 _HELD = frozenset({AckState.HOLDING, AckState.FINISHED, AckState.RESTORED, AckState.DIAGNOSED})
 
@@ -46,6 +48,24 @@ class ProgressClock:
         if self._counted > deadline:
             return f"no progress for {deadline:.0f} s in state {heard.state} at step {heard.step}"
         return ""
+
+
+class FinalCheckClock:
+    """Counts how long a finished world has had to read its last checkpoint back."""
+
+    def __init__(self) -> None:
+        self._told: tuple[int, int] | None = None
+        self._since = 0.0
+
+    def observe(self, now: float, finished: Ack | None, judged_step: int) -> bool:
+        """Take note of what is known at monotonic time `now`; whether the time is up.
+
+        It begins when the last step is judged up to, as `judged_step` says: until then the run waits for that anyway.
+        """
+        told = (finished.world, finished.attempt) if finished is not None and judged_step >= finished.step else None
+        if told != self._told:
+            self._told, self._since = told, now
+        return told is not None and now - self._since >= FINAL_CHECK_SECONDS
 
 
 class TrainingClock:

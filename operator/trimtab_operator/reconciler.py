@@ -32,7 +32,7 @@ from trimtab_operator.judge import Judge
 from trimtab_operator.metric_watch import MetricWatch
 from trimtab_operator.observation import Acks, MissingMetric
 from trimtab_operator.observer import Observer, Surveyed
-from trimtab_operator.progress import ProgressClock, TrainingClock
+from trimtab_operator.progress import FinalCheckClock, ProgressClock, TrainingClock
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.records import BATCH, RecordFeed
 from trimtab_operator.remediation import advance
@@ -94,6 +94,7 @@ class RunReconciler:
         self._metrics = MetricWatch()
         self._trained = TrainingClock()
         self._finish = FinishWatch()
+        self._final_check = FinalCheckClock()
         self._hung = ""
         self._bus_answers = True
         self._woken = asyncio.Event()
@@ -300,6 +301,9 @@ class RunReconciler:
                 state=self.state,
                 hung=self._hung,
                 missing_metrics=self._missing_metrics(surveyed, job),
+                final_check_over=self._final_check.observe(
+                    time.monotonic(), self._acks.finished, self._judge.judged_step
+                ),
             )
             command = advance(self.state, observation)
             if command is None:

@@ -16,7 +16,7 @@ from trimtab_contract.directives import (
     Reason,
 )
 
-from trimtab_operator import bookkeeping, drafts, worlds
+from trimtab_operator import bookkeeping, drafts, final_checkpoint, worlds
 from trimtab_operator.commands import Append, Command, Perform
 from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
 from trimtab_operator.incidents import MAX_PLANS, Finding, Incident, Latch, Plan, SkipRange
@@ -161,7 +161,7 @@ def _probation(state: RunState, observation: Observation) -> Command | None:
     if released is not None or state.incident is None:
         return released
     until = state.incident.probation_until
-    finished = _finished_and_judged(state, observation)
+    finished = final_checkpoint.finished_and_judged(state, observation)
     if observation.judged_step >= until or finished:
         judged = f"all rules green up to step {observation.judged_step}"
         outcome = f"{judged}, the end of the run" if finished else f"{judged}, behind the probation's last step {until}"
@@ -397,17 +397,19 @@ def _needs_human(state: RunState, observation: Observation) -> Command | None:
 # Shared by several phases --------------------------------------------------------------------------------------------
 
 
-def _finished_and_judged(state: RunState, observation: Observation) -> bool:
-    finished = observation.acks.finished
-    return finished is not None and finished.attempt == state.attempt and observation.judged_step >= finished.step
-
-
 def _complete(state: RunState, observation: Observation) -> Command | None:
-    if not _finished_and_judged(state, observation) or observation.firing is not None:
+    if not final_checkpoint.finished_and_judged(state, observation) or observation.firing is not None:
+        return None
+    if final_checkpoint.is_awaited(state, observation):
         return None
     finish = drafts.instruct(state, observation, Action.FINISH)
-    message = f"all {observation.judged_step} steps are trained and judged"
+    message = f"all {observation.judged_step} steps are trained and judged; {final_checkpoint.told(state, observation)}"
     return drafts.intend(state, JournalAction.COMPLETED, finish, _P.COMPLETED, {"message": message})
+
+
+def _complete_without_world(state: RunState, observation: Observation) -> Command | None:
+    """A world that went away after it had finished is not started again for nothing."""
+    return _complete(state, observation) if state.phase is _P.WATCHING and not state.world_lives else None
 
 
 def _release_self_hold(state: RunState, observation: Observation) -> Command | None:
@@ -462,5 +464,12 @@ _PHASES: Mapping[RunPhase, Callable[[RunState, Observation], Command | None]] = 
     _P.FAILED: bookkeeping.reopen,
 }
 
-_IN_EVERY_PHASE = (bookkeeping.next_record, _next_firing, _drop_target, _refused_skip, worlds.next_command)
+_IN_EVERY_PHASE = (
+    bookkeeping.next_record,
+    _next_firing,
+    _drop_target,
+    _refused_skip,
+    _complete_without_world,
+    worlds.next_command,
+)
 """What is looked at before a phase's own decision, in this order."""

@@ -3,7 +3,12 @@
 import pytest
 from run_states import ack
 from trimtab_contract.directives import Ack, AckState
-from trimtab_operator.progress import HELD_DEADLINE_SECONDS, ProgressClock
+from trimtab_operator.progress import (
+    FINAL_CHECK_SECONDS,
+    HELD_DEADLINE_SECONDS,
+    FinalCheckClock,
+    ProgressClock,
+)
 
 STARTUP, PROGRESS = 600.0, 120.0
 
@@ -77,3 +82,13 @@ def test_a_deadline_that_is_edited_holds_at_once() -> None:
     watch.after(0, running(7))
     watch.clock.progress_deadline = 10
     assert "no progress for 10 s" in watch.after(11, running(7))
+
+
+def test_a_last_checkpoint_is_waited_for_from_the_last_judged_step_on_and_only_for_so_long() -> None:
+    clock, finished = FinalCheckClock(), ack(AckState.FINISHED)
+    assert not clock.observe(0.0, None, 80)
+    assert not clock.observe(0.0, finished, 79)
+    assert not clock.observe(500.0, finished, 80)
+    assert not clock.observe(500.0 + FINAL_CHECK_SECONDS - 1, finished, 80)
+    assert clock.observe(500.0 + FINAL_CHECK_SECONDS, finished, 80)
+    assert not clock.observe(1000.0, ack(AckState.FINISHED, attempt=2), 80)
