@@ -162,6 +162,8 @@ class Reason(StrEnum):
     RESTORE_FAILED = "RestoreFailed"
     STORE_UNAVAILABLE = "StoreUnavailable"
     PROBE_FAILED = "ProbeFailed"
+    CONFIG_MISMATCH = "ConfigMismatch"
+    """The checkpoint is sound, and this run is configured otherwise than the one that saved it."""
     NON_FINITE = "NonFinite"
     CRASHED = "Crashed"
 

@@ -84,7 +84,7 @@ def find_extent(
             first=flagged[0],
             last=flagged[1],
             bad=(),
-            message=f"the control windows are bad on the restored state: mean loss {mean:.4f}, "
+            message=f"the control windows are bad on the restored state: mean loss {mean:.4f}{_above(control_limit)}, "
             f"{len(control) - len(finite)} of {len(control)} non-finite",
             **numbers,
         )
@@ -107,6 +107,10 @@ def find_extent(
         message=message,
         **numbers,
     )
+
+
+def _above(limit: float | None) -> str:
+    return "" if limit is None else f" against a limit of {limit:.4f}"
 
 
 def _is_bad(loss: float | None, threshold: float) -> bool:

@@ -262,8 +262,17 @@ def confirm_restore(state: RunState, observation: Observation) -> Command | None
         if failed.reason == Reason.STORE_UNAVAILABLE:
             again = drafts.instruct(state, observation, Action.HOLD, attempt=state.attempt + 1)
             return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": store_away(failed)})
+        if failed.reason == Reason.CONFIG_MISMATCH and state.phase in _MAY_FAIL:
+            return misfit(state, observation, failed)
         return _retry_restart(state, observation, f"{failed.reason}: {failed.detail}")
     return None
+
+
+def misfit(state: RunState, observation: Observation, failed: Ack) -> Command:
+    """The run fails until it is edited: a sound checkpoint is not to blame for a configuration it does not fit."""
+    generation = state.world.spec_generation if state.world is not None else observation.limits.generation
+    message = f"{failed.reason}: spec.trainer.config is not what the checkpoints were saved under: {failed.detail}"
+    return _fail(state, f"{message}; set it back, or start a new TrainingJob", generation)
 
 
 def store_away(failed: Ack) -> str:

@@ -83,7 +83,7 @@ def test_a_control_above_the_limit_is_a_bad_state() -> None:
     high = tuple((window, 4.1) for window, _ in CONTROL)
     found = extent(probe(control=high))
     assert found.outcome is ExtentOutcome.CONTROL_BAD
-    assert "mean loss 4.1000, 0 of 32 non-finite" in found.message
+    assert "mean loss 4.1000 against a limit of 4.0000, 0 of 32 non-finite" in found.message
     assert extent(probe(control=high), control_limit=None).outcome is ExtentOutcome.FOUND
     assert extent(probe(control=high), control_limit=4.1000001).outcome is ExtentOutcome.FOUND
 

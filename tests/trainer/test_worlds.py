@@ -266,6 +266,23 @@ def test_a_fault_that_does_not_repeat_costs_nothing_and_one_that_stays_ends_the_
     assert run.ack(AckState.FAILED).reason == Reason.STUCK_NON_FINITE
 
 
+def test_a_run_that_is_configured_otherwise_says_so_and_blames_no_checkpoint(make_run: MakeRun) -> None:
+    run = make_run({"steps": 12}, checkpoint_every=10)
+    with run.world(torchrun=True):
+        run.direct(Action.RUN)
+        run.ack(AckState.FINISHED)
+        target = run.saved(10)
+    saved_under = run.config
+    for attempt, edit in ((2, {"model": {**saved_under["model"], "width": 64}}), (3, {"schedule": {"warmupSteps": 9}})):
+        run.config = {**saved_under, **edit}
+        with run.world(attempt, torchrun=True):
+            hold = run.direct(Action.HOLD, world=attempt, attempt=attempt, restore=target)
+            assert run.ack(AckState.FAILED, hold).reason == Reason.CONFIG_MISMATCH
+    run.config = {**saved_under, "telemetry": {**saved_under["telemetry"], "pollSeconds": 0.03}}
+    with run.world(4, torchrun=True):
+        assert run.ack(AckState.RESTORED, run.direct(Action.HOLD, world=4, attempt=4, restore=target)).step == 10
+
+
 def test_a_hung_rank_leaves_its_stacks_and_a_superseded_world_falls_silent(make_run: MakeRun) -> None:
     run = make_run({"steps": 10_000, "faults": [fault(6, "hang", seconds=4.0)]}, progress_deadline=2.0)
     with run.world() as world:

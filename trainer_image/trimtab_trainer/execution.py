@@ -18,12 +18,22 @@ from trimtab_contract.directives import (
     ReplicaReport,
 )
 
+from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.directives import Refusal, instruct
 from trimtab_trainer.errors import RestoreFailed, WorldEnded
 from trimtab_trainer.evidence import probe
 from trimtab_trainer.replicas import compare_replicas, nonfinite_tensors
 from trimtab_trainer.restoration import restore
 from trimtab_trainer.runtime import Runtime
+
+_FAULTS_ELSEWHERE: dict[str, Reason] = {
+    Reason.PROBE_FAILED: Reason.PROBE_FAILED,
+    Reason.CONFIG_MISMATCH: Reason.CONFIG_MISMATCH,
+    RestoreFailure.STRUCTURE_MISMATCH: Reason.CONFIG_MISMATCH,
+    RestoreFailure.STORE_UNAVAILABLE: Reason.STORE_UNAVAILABLE,
+    RestoreFailure.STORE_REFUSED: Reason.STORE_UNAVAILABLE,
+}
+"""What the operator is told where it matters to it; of every other failure the checkpoint itself is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +165,7 @@ class DirectiveExecutor:
         try:
             restore(self._runtime, target, SkipLedger.of(directive.skip))
         except RestoreFailed as error:
-            told = {Reason.PROBE_FAILED.value, Reason.STORE_UNAVAILABLE.value}
-            reason = Reason(str(error.reason)) if str(error.reason) in told else Reason.RESTORE_FAILED
+            reason = _FAULTS_ELSEWHERE.get(str(error.reason), Reason.RESTORE_FAILED)
             self._failure = Statement(AckState.FAILED, detail=str(error), reason=reason, checkpoint=target)
 
     def _run(self) -> None:

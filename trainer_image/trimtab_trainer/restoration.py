@@ -19,15 +19,17 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
     """Put a checkpoint in place of the live state on every rank, and prove that it is the state that was saved.
 
     Raises:
-        RestoreFailed: on all ranks alike. Without reason ProbeFailed the live state is what it was before; with it
-            the restored state is in memory and must not be trained on.
+        RestoreFailed: on all ranks alike. With reason ProbeFailed, or ConfigMismatch where the configuration is not the
+            one the checkpoint was saved under, the restored state may be in memory and must not be trained on.
         PeerLost: another rank is gone.
     """
     manifest = runtime.checkpointer.restore(target, runtime.training_state, ledger)
     found = [text for text in runtime.world.gather_text(_problem(runtime, manifest)) if text]
     loss = _loss_problem(runtime, manifest)
     if found or loss:
-        raise RestoreFailed(Reason.PROBE_FAILED, target.key, found[0] if found else loss)
+        edited = manifest.config_sha256 != runtime.fingerprints.config
+        reason = Reason.CONFIG_MISMATCH if edited else Reason.PROBE_FAILED
+        raise RestoreFailed(reason, target.key, found[0] if found else loss)
     runtime.state.restored_to(target, manifest.step, ledger)
     runtime.vitals.step = manifest.step
 
