@@ -46,7 +46,7 @@ def loads(count: int, first: float) -> list[MetricRecord]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_policy_fits_a_job_that_keeps_the_defaults(name: str) -> None:
+def test_a_shipped_policy_is_valid_and_fits_a_job_that_keeps_the_defaults(name: str) -> None:
     spec = shipped(name).spec
     assert max(reach(rule) for rule in spec.rules) <= STREAM_RECORDS
     assert spec.remediation.margin >= REPLICA_CHECK_EVERY
