@@ -8,6 +8,7 @@ from trimtab_contract.errors import MalformedDirective
 
 from trimtab_operator.adapters.ports import KubernetesObject, PodView
 from trimtab_operator.observation import Pods, PodsState
+from trimtab_operator.reasons import Reason
 
 _DEAD = frozenset({"Succeeded", "Failed"})
 """Any other phase, `Unknown` on a lost node too, may still have a process behind it."""
@@ -26,13 +27,15 @@ def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodVi
     alive = [pod for pod in pods if pod.phase not in _DEAD]
     dead = [pod for pod in pods if pod.phase in _DEAD]
     messages = tuple(message for pod in pods for message in _messages(pod))
+    reason, trouble = _trouble(pods)
     return Pods(
         world=world,
         state=_state(job, alive, dead),
         failed=any(pod.phase == "Failed" for pod in dead),
         evicted=any(pod.reason in _EVICTED for pod in pods),
         messages=messages,
-        trouble=_trouble(pods),
+        trouble=trouble,
+        trouble_reason=reason,
         names=tuple(pod.name for pod in alive if not pod.deleted),
     )
 
@@ -73,18 +76,28 @@ def _messages(pod: PodView) -> list[TerminationMessage]:
     return found
 
 
-def _trouble(pods: Sequence[PodView]) -> str:
+def _trouble(pods: Sequence[PodView]) -> tuple[Reason | None, str]:
+    """What keeps a pod from starting, in words and as a reason; else how one ended, without a reason."""
     for pod in pods:
+        said = f": {_once(pod.waiting_message)}" if pod.waiting_message else ""
         if pod.waiting in _NO_IMAGE:
-            return (
-                f"pod {pod.name} cannot get its image: {pod.waiting}: correct spec.trainer.image: {pod.waiting_message}"
-            )
+            why = f"pod {pod.name} cannot get its image: {pod.waiting}: correct spec.trainer.image{said}"
+            return Reason.IMAGE_PULL_FAILED, why
         if pod.waiting and pod.waiting not in {"ContainerCreating", "PodInitializing"}:
-            return f"pod {pod.name} waits: {pod.waiting}: {pod.waiting_message}"
+            return Reason.CONTAINER_NOT_STARTED, f"pod {pod.name} waits: {pod.waiting}{said}"
         if pod.unschedulable:
-            return f"pod {pod.name} cannot be scheduled: {pod.unschedulable}"
+            return Reason.UNSCHEDULABLE, f"pod {pod.name} cannot be scheduled: {_once(pod.unschedulable)}"
     for pod in pods:
         if any(code != 0 for code in pod.exit_codes):
             codes = ", ".join(str(code) for code in pod.exit_codes)
-            return f"pod {pod.name} ended with exit code {codes}" + (f" ({pod.reason})" if pod.reason else "")
-    return ""
+            return None, f"pod {pod.name} ended with exit code {codes}" + (f" ({pod.reason})" if pod.reason else "")
+    return None, ""
+
+
+def _once(text: str) -> str:
+    """Words of Kubernetes without sentences that only repeat the end of the one before, as the scheduler's do."""
+    kept: list[str] = []
+    for sentence in text.strip().removesuffix(".").split(". "):
+        if not (kept and kept[-1].endswith(sentence)):
+            kept.append(sentence)
+    return ". ".join(kept)

@@ -44,6 +44,8 @@ class Pods:
     evicted: bool = False
     messages: tuple[TerminationMessage, ...] = ()
     trouble: str = ""
+    trouble_reason: Reason | None = None
+    """What kind of trouble it is, where it keeps a pod from starting."""
     names: tuple[str, ...] = ()
 
 

@@ -30,7 +30,7 @@ from trimtab_operator.guards import load_texts
 from trimtab_operator.journal import Identity, RunJournal, wall_time
 from trimtab_operator.judge import Judge
 from trimtab_operator.metric_watch import MetricWatch
-from trimtab_operator.observation import Acks, MissingMetric
+from trimtab_operator.observation import Acks, MissingMetric, PodsState
 from trimtab_operator.observer import Observer, Surveyed
 from trimtab_operator.progress import FinalCheckClock, ProgressClock, TrainingClock
 from trimtab_operator.reasons import ConditionType, Reason
@@ -43,6 +43,9 @@ from trimtab_operator.status import ConditionRow
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
 LISTEN_MILLISECONDS = 1000
+STARTING_SECONDS = 3.0
+"""How soon a world whose pods are starting is looked at again: pods are not watched, and no event tells of one that
+cannot start."""
 MAX_COMMANDS = 500
 """More commands than one reconcile can ever need; reaching it is a defect, and ends the reconcile loudly."""
 
@@ -272,6 +275,8 @@ class RunReconciler:
         if self.state.world is not None and not self.state.ended:
             await ensure_user(around)
             await self._ports.bus.refresh(self.run, [attempt.number for attempt in self.state.attempts])
+        if surveyed.pods.state is PodsState.STARTING and not surveyed.pods.trouble:
+            self._next_resync = min(self._next_resync, time.monotonic() + STARTING_SECONDS)
         self._check_lease()
         missing = self._missing_metrics(surveyed, job)
         waiting = self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers))

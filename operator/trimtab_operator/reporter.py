@@ -27,6 +27,7 @@ from trimtab_operator.status import (
     incident_plans,
     incident_status,
     job_status,
+    newly_wrong,
 )
 from trimtab_operator.story import event_of
 from trimtab_operator.workload import TrainingJobView
@@ -123,6 +124,9 @@ class Reporter:
         changed = {name for name, value in status.items() if before.get(name) != value}
         if not changed:
             return
+        # Before the status that keeps it from being said again.
+        for reason, message in newly_wrong(status["conditions"], before.get("conditions") or []):
+            await self._cluster.event(body, EventType.WARNING, reason, message)
         recently = time.monotonic() - self._patched < STATUS_SECONDS
         if recently and changed <= {"step", "loss", "journal", "checkpoint"} and not state.ended:
             return

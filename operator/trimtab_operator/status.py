@@ -32,6 +32,7 @@ _NEEDED = frozenset(
     }
 )
 """Conditions about what a run needs while it goes on."""
+_PODS_STUCK = frozenset({Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_STARTED, Reason.UNSCHEDULABLE})
 _TRAINS = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
 
 
@@ -104,6 +105,23 @@ def _as_at_the_end(conditions: Sequence[Status], before: Sequence[Status]) -> li
 def shown_phase(state: RunState) -> RunPhase:
     """The phase as people see it: a run that would train and has no world waits for one, so it is Pending."""
     return RunPhase.PENDING if state.phase in _TRAINS and not state.world_lives else state.phase
+
+
+def newly_wrong(conditions: Sequence[Status], before: Sequence[Status]) -> tuple[tuple[Reason, str], ...]:
+    """Reason and message of what keeps a run from going on and was not shown before.
+
+    A message about pods changes with every try of the kubelet, so only another reason makes it new.
+    """
+    known = {one.get("type"): one for one in before}
+    found: list[tuple[Reason, str]] = []
+    for one in conditions:
+        told = ("reason", "message") if one["type"] == ConditionType.READY else ("reason",)
+        wrong = one["status"] == "False" and one["message"]
+        if wrong and (one["type"] == ConditionType.READY or one["reason"] in _PODS_STUCK):
+            shown = known.get(one["type"], {})
+            if shown.get("status") != "False" or any(shown.get(name) != one[name] for name in told):
+                found.append((Reason(one["reason"]), one["message"]))
+    return tuple(found)
 
 
 def incident_object(job: TrainingJobView, incident: Incident) -> Status:
@@ -243,7 +261,8 @@ def _running(
     if job.spec.suspend:
         return False, Reason.SUSPENDED, SUSPENDED
     if state.world_lives:
-        return False, Reason.WORLD_STARTING if pods.state is PodsState.STARTING else Reason.WORLD_LOST, pods.trouble
+        starting = pods.trouble_reason or Reason.WORLD_STARTING
+        return False, starting if pods.state is PodsState.STARTING else Reason.WORLD_LOST, pods.trouble
     if blockers:
         return False, blockers[0].reason, blockers[0].message
     return False, Reason.WORLD_LOST if state.world else Reason.WORLD_STARTING, pods.trouble

@@ -7,6 +7,7 @@ from trimtab_contract.directives import Reason, TerminationMessage, encode
 from trimtab_operator.adapters.ports import PodView
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
 from trimtab_operator.observation import PodsState
+from trimtab_operator.reasons import Reason as Why
 
 RUNNING_JOB: dict[str, Any] = {"metadata": {"name": "demo-1"}, "status": {}}
 FAILED_JOB = {**RUNNING_JOB, "status": {"conditions": [{"type": "Failed", "status": "True"}]}}
@@ -92,6 +93,33 @@ def test_the_trouble_of_a_pod_is_told_in_words() -> None:
         trouble(pod("Failed", exit_codes=(137,), reason="OOMKilled"))
         == "pod demo-1-0 ended with exit code 137 (OOMKilled)"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"waiting": "ErrImagePull", "waiting_message": "no such image"}, Why.IMAGE_PULL_FAILED),
+        ({"waiting": "CreateContainerConfigError", "waiting_message": "no secret"}, Why.CONTAINER_NOT_STARTED),
+        ({"unschedulable": "0/3 nodes are available"}, Why.UNSCHEDULABLE),
+        ({"waiting": "ContainerCreating"}, None),
+    ],
+)
+def test_what_keeps_a_pod_from_starting_has_a_reason(changes: dict[str, Any], reason: Why | None) -> None:
+    assert pods_of_world(1, RUNNING_JOB, [pod("Pending", **changes)]).trouble_reason is reason
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('persistentvolumeclaim "corpus" not found. not found', 'persistentvolumeclaim "corpus" not found'),
+        (
+            "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No victims found.",
+            "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No victims found",
+        ),
+    ],
+)
+def test_nothing_is_told_twice_that_the_scheduler_says_twice(said: str, told: str) -> None:
+    assert pods_of_world(1, RUNNING_JOB, [pod("Pending", unschedulable=said)]).trouble.endswith(f"scheduled: {told}")
 
 
 def test_an_object_of_another_owner_is_not_ours() -> None:

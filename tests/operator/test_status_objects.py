@@ -19,7 +19,7 @@ from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources.guard_incident import IncidentPhase
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState, World
-from trimtab_operator.status import incident_object, incident_status, job_status
+from trimtab_operator.status import incident_object, incident_status, job_status, newly_wrong
 from trimtab_operator.workload import TrainingJobView
 
 NOW, LATER = "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"
@@ -143,6 +143,44 @@ def test_failed_and_completed_runs_say_so() -> None:
     assert row["message"] == "BadConfig: width�"
     assert failed["message"] == "BadConfig: width�"
     assert condition(shown(run_state(phase=RunPhase.COMPLETED)), "Complete") is not None
+
+
+def stuck(message: str, reason: Reason = Reason.IMAGE_PULL_FAILED) -> dict[str, Any]:
+    pods = Pods(world=1, state=PodsState.STARTING, trouble=message, trouble_reason=reason)
+    return shown(run_state(phase=RunPhase.PENDING), pods=pods)
+
+
+def test_pods_that_cannot_start_are_the_reason_why_no_world_runs_and_the_message() -> None:
+    status = stuck("pod demo-1-0 cannot get its image")
+    running = condition(status, "Running")
+    assert running is not None
+    assert (running["status"], running["reason"]) == ("False", "ImagePullFailed")
+    assert status["message"] == running["message"] == "pod demo-1-0 cannot get its image"
+
+
+def test_what_keeps_a_run_from_going_on_is_new_once() -> None:
+    def blocked(*messages: str) -> dict[str, Any]:
+        blockers = tuple(Blocker(Reason.SECRET_MISSING, one) for one in messages)
+        return shown(run_state(phase=RunPhase.PENDING, world=None), pods=Pods(), blockers=blockers)
+
+    first, other = blocked("create s3"), blocked("create s4")
+    assert newly_wrong(first["conditions"], ()) == ((Reason.SECRET_MISSING, "create s3"),)
+    assert newly_wrong(first["conditions"], first["conditions"]) == ()
+    assert newly_wrong(other["conditions"], first["conditions"]) == ((Reason.SECRET_MISSING, "create s4"),)
+    assert newly_wrong(shown(run_state())["conditions"], ()) == ()
+
+
+def test_every_new_try_of_the_kubelet_is_no_news() -> None:
+    first, again = stuck("ErrImagePull"), stuck("ImagePullBackOff")
+    other = stuck("0/1 nodes", Reason.UNSCHEDULABLE)
+    assert newly_wrong(first["conditions"], ()) == ((Reason.IMAGE_PULL_FAILED, "ErrImagePull"),)
+    assert newly_wrong(again["conditions"], first["conditions"]) == ()
+    assert newly_wrong(other["conditions"], first["conditions"]) == ((Reason.UNSCHEDULABLE, "0/1 nodes"),)
+
+
+def test_a_world_that_is_only_starting_is_nothing_wrong() -> None:
+    starting = shown(run_state(phase=RunPhase.PENDING), pods=Pods(world=1, state=PodsState.STARTING))
+    assert newly_wrong(starting["conditions"], ()) == ()
 
 
 LOST = World(number=1, live=False, lost_reason="Suspended")
