@@ -12,7 +12,6 @@ from trimtab_policies.models import seconds
 from trimtab_policies.rules import OnNoData, Rule
 from trimtab_policies.verdicts import Finding, Place, Reason, State
 
-_FRESH = Finding(State.HEALTHY, Reason.WITHIN_LIMITS)
 _UNKNOWN = Finding(State.NO_DATA, Reason.METRIC_ABSENT, note="no record has come yet, or none with a time")
 
 
@@ -25,6 +24,8 @@ class AbsenceWatch:
         duration = rule.stale.after if rule.stale is not None else rule.no_data_for or DEFAULT_NO_DATA_FOR
         self._patience = seconds(duration)
         self._duration = duration
+        note = f"{rule.metric or 'a record'} came within the last {duration}"
+        self._fresh = Finding(State.HEALTHY, Reason.WITHIN_LIMITS, note=note)
         self._attempt = 0
         self._since: float | None = None
         self._missing: Place | None = None
@@ -54,7 +55,7 @@ class AbsenceWatch:
         """What a `stale` rule finds."""
         if self._since is None or now is None:
             return _UNKNOWN
-        return self.overdue(now, last) or _FRESH
+        return self.overdue(now, last) or self._fresh
 
     @staticmethod
     def wanted(rule: Rule) -> bool:

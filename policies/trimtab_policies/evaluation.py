@@ -12,8 +12,8 @@ from trimtab_contract.metrics import MetricRecord
 from trimtab_policies.absence import AbsenceWatch
 from trimtab_policies.errors import EmptyHistory
 from trimtab_policies.policy import AcceptedPolicy
-from trimtab_policies.reach import LEAST_REACH, reach
-from trimtab_policies.replay import CompositeReplay, Resumption, Succession, ValueReplay
+from trimtab_policies.reach import reach
+from trimtab_policies.replay import Arming, CompositeReplay, Resumption, Succession, ValueReplay
 from trimtab_policies.rules import Rule
 from trimtab_policies.verdicts import Finding, Place, State, Verdict
 
@@ -103,11 +103,12 @@ class _PolicyWatch:
             if rule.stale is None and not rule.components
         ]
         self._composites = [
-            (rule, Succession[tuple[Verdict, ...]](LEAST_REACH, lambda rule=rule: CompositeReplay(rule, resumption)))
+            (rule, Succession[tuple[Verdict, ...]](reach(rule), lambda rule=rule: CompositeReplay(rule, resumption)))
             for rule in self._rules
             if rule.components
         ]
         self._absences = {rule.name: AbsenceWatch(rule) for rule in self._rules if AbsenceWatch.wanted(rule)}
+        self._armings = {rule.name: Arming(rule, resumption) for rule in self._rules if AbsenceWatch.wanted(rule)}
 
     @property
     def watches_time(self) -> bool:
@@ -131,11 +132,14 @@ class _PolicyWatch:
 
     def _verdict(self, policy: AcceptedPolicy, rule: Rule, record: MetricRecord, now: float | None) -> Verdict:
         absence = self._absences.get(rule.name)
+        pending = self._armings[rule.name].held_back(record) if absence is not None else None
         if rule.stale is not None and absence is not None:
             finding = absence.finding(now, self._place)
+            if pending is not None and finding.state is State.FIRING:
+                finding = Finding(State.PENDING, pending, note=finding.note)
         else:
             finding = self._findings[rule.name]
-            if absence is not None and finding.state is not State.FIRING:
+            if absence is not None and pending is None and finding.state is not State.FIRING:
                 finding = absence.overdue(now, self._place) or finding
         return Verdict(policy, rule, record.attempt, self._place, finding)
 

@@ -18,7 +18,8 @@ _AXES = {
 def explain(verdict: Verdict) -> str:
     """One sentence: what was seen, what it was compared with, and what that means for the rule."""
     finding, rule, reason = verdict.finding, verdict.rule, verdict.reason
-    if finding.observation is None and finding.cause is None:
+    held_back = reason in {Reason.NOT_YET_ARMED, Reason.NOT_YET_IN_FORCE, Reason.IN_GRACE}
+    if finding.observation is None and finding.cause is None and not held_back:
         return finding.note or f"{rule.metric} is absent from the record"
     compared = finding.note if finding.observation is None else _comparison(verdict)
     match reason:

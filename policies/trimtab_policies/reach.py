@@ -35,13 +35,21 @@ def reach(rule: Rule) -> int:
 
 
 def retention(policies: Iterable[AcceptedPolicy]) -> int:
-    """How many records must be known so that every rule's verdicts are independent of where they begin."""
-    return 2 * max((LEAST_REACH, *(reach(rule) for policy in policies for rule in policy.spec.rules)))
+    """How many records must be known so that every rule's verdicts are independent of where they begin.
+
+    A composite looks back on verdicts, each of which looks back in its turn.
+    """
+    return 2 * max((LEAST_REACH, *(_depth(rule, policy) for policy in policies for rule in policy.spec.rules)))
 
 
 def origin(ordinal: int, span: int) -> int:
     """The record (counted from 1) at which the replay that judges record `ordinal` begins."""
     return max(1, ((ordinal - 1) // span - 1) * span + 1)
+
+
+def _depth(rule: Rule, policy: AcceptedPolicy) -> int:
+    components = (reach(one) for one in policy.spec.rules if one.name in rule.components)
+    return reach(rule) + max(components, default=0)
 
 
 def _counts_streaks(rule: Rule) -> bool:

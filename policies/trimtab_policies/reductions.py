@@ -104,9 +104,10 @@ def _mean(values: Values) -> tuple[float, int | None]:
 
 def _quantile(share: float) -> Reduction:
     def reduce(values: Values) -> tuple[float, int | None]:
-        rank = min(int(share * len(values)), len(values) - 1)
-        offset = int(np.argpartition(values, rank)[rank])
-        return float(values[offset]), offset
+        # 0.29 of 100 is 29, whatever the product of floats says.
+        rank = min(int(round(share * len(values), 9)), len(values) - 1)
+        value = np.partition(values, rank)[rank]
+        return float(value), int((values == value).argmax())
 
     return Stateless(reduce)
 
@@ -158,6 +159,7 @@ class Observer:
     def __init__(self, rule: Rule) -> None:
         self._metric = rule.metric or ""
         self._reduction = reduction_of(rule.reduce) if rule.reduce else None
+        self._shape: tuple[int, ...] = ()
 
     def observe(self, record: MetricRecord) -> Observation | None:
         """The rule's value in a record; None where the metric is absent.
@@ -174,7 +176,13 @@ class Observer:
         if scalar is not None:
             message = f"{metric} is a scalar; take `reduce` out of the rule"
             raise MetricMismatch(message)
-        return None if vector is None else _reduced(self._reduction, vector)
+        if vector is None:
+            return None
+        if vector.shape != self._shape:
+            # What an element did while the vector had another shape belongs to another element.
+            self._shape = vector.shape
+            self._reduction.clear()
+        return _reduced(self._reduction, vector)
 
     def clear(self) -> None:
         """A new attempt begins."""
@@ -184,7 +192,7 @@ class Observer:
     @property
     def state(self) -> object:
         """All that later observations depend on."""
-        return self._reduction.state if self._reduction else None
+        return (self._shape, self._reduction.state) if self._reduction else None
 
 
 def reduction_of(reduce: Reduce) -> Reduction:

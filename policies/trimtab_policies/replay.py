@@ -61,10 +61,17 @@ class Arming:
 
     def pending(self, record: MetricRecord) -> Reason | None:
         """Why the rule is not armed at this record; None when it is."""
-        if record.step <= self._after:
-            return Reason.NOT_YET_ARMED
+        held_back = self.held_back(record)
+        if held_back is Reason.NOT_YET_ARMED:
+            return held_back
         if record.step < self._resumption.since and record.attempt == self._resumption.attempt:
             return Reason.NOT_YET_IN_FORCE
+        return held_back
+
+    def held_back(self, record: MetricRecord) -> Reason | None:
+        """Whether `afterSteps` or `graceSteps` holds the rule back at this record, and behind it until the next."""
+        if record.step <= self._after:
+            return Reason.NOT_YET_ARMED
         # In an earlier attempt's records only the baseline matters: the change of attempt ends their streaks.
         start = self._resumption.last_start(record) if self._grace else None
         return Reason.IN_GRACE if start is not None and record.step <= start + self._grace else None

@@ -51,7 +51,7 @@ class SpikeBaseline(msgspec.Struct, frozen=True):
         if self.count < self.spike.baseline.min_records:
             return None
         center, spike = self.center, self.spike
-        beyond = max(center * spike.ratio, center) if spike.ratio is not None else center + self._margin
+        beyond = center + self._margin if spike.ratio is None else _times(center, spike.ratio)
         return max(beyond, center + (spike.floor or 0.0))
 
     @property
@@ -72,6 +72,11 @@ class SpikeBaseline(msgspec.Struct, frozen=True):
     @property
     def _margin(self) -> float:
         return (self.spike.sigma or 0.0) * self.deviation
+
+
+def _times(center: float, ratio: float) -> float:
+    """The center times the ratio; where it is negative, as far above it as a positive one of its size would rise."""
+    return center * ratio if center >= 0 else center * (2 - ratio)
 
 
 class MeanBaseline(SpikeBaseline, frozen=True):

@@ -91,7 +91,11 @@ def deviation_of(total: int, squares: int, count: int) -> float:
     if count < 2:
         return 0.0
     variance = (count * squares - total * total) // (count * (count - 1))
-    return math.isqrt(variance) / (1 << FRACTION_BITS)
+    try:
+        return math.isqrt(variance) / (1 << FRACTION_BITS)
+    except OverflowError:
+        # Values of both signs near the largest float deviate by more than it.
+        return math.inf
 
 
 def median_of_ordered(values: Sequence[float]) -> float:
