@@ -15,7 +15,7 @@ from trimtab_cli.backtest_view import (
     SUMMARY_COLUMNS,
     counts_line,
     difference_lines,
-    event_row,
+    event_rows,
     heading,
     incident_lines,
     reading_notes,
@@ -87,7 +87,7 @@ def _log(result: LogResult, policies: Sequence[AcceptedPolicy]) -> Iterator[str]
         events = [event for event in report.events if (event.policy, event.rule) in shown]
         yield f"<h3>{escape(title)}</h3>"
         yield chart(curves, events, report.boundaries, report.records)
-    yield _table(EVENT_COLUMNS, [event_row(event) for event in report.events[:MOST_ROWS]])
+    yield _table(EVENT_COLUMNS, event_rows(report, MOST_ROWS))
     if len(report.events) > MOST_ROWS:
         yield f"<p>and {len(report.events) - MOST_ROWS} further events</p>"
     yield from (f"<p>{escape(spike_line(spikes))}</p>" for spikes in report.spikes)

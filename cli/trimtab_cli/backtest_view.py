@@ -68,7 +68,7 @@ def report_notes(report: LogReport) -> Iterator[str]:
 def incident_lines(report: LogReport) -> Iterator[str]:
     """What would have been done, one sentence each."""
     for one in report.incidents:
-        yield f"{deed(one)}: {one.rule}: {one.sentence}; {aftermath(one)}"
+        yield f"{deed(one)}: {_rule(one, report)}: {one.sentence}; {aftermath(one)}"
 
 
 def deed(incident: Incident) -> str:
@@ -97,12 +97,16 @@ def aftermath(incident: Incident) -> str:
             return f"{went_on} and did not recover"
 
 
-def event_row(event: Event) -> tuple[str, ...]:
-    """One row under EVENT_COLUMNS."""
+def event_rows(report: LogReport, most: int) -> list[tuple[str, ...]]:
+    """The first events, under EVENT_COLUMNS."""
+    return [_event_row(event, report) for event in report.events[:most]]
+
+
+def _event_row(event: Event, report: LogReport) -> tuple[str, ...]:
     ended = "" if event.ended_step is None else f" at {event.ended_step}"
     return (
         event.action.value,
-        event.rule,
+        _rule(event, report),
         str(event.step),
         str(event.first_bad_step),
         _number(event.observed),
@@ -180,6 +184,12 @@ def as_json(result: LogResult) -> dict[str, Any]:
     if result.difference is not None:
         answer["difference"] = msgspec.to_builtins(result.difference, str_keys=True)
     return cast("dict[str, Any]", _finite(answer))
+
+
+def _rule(found: Event | Incident, report: LogReport) -> str:
+    """The rule's name, with its policy's where several judged."""
+    several = len({rule.policy for rule in report.rules}) > 1
+    return f"{found.policy}/{found.rule}" if several else found.rule
 
 
 def _blindness(rule: RuleTally, report: LogReport) -> str:

@@ -86,6 +86,15 @@ def test_several_logs_are_summed_up_in_a_table(backtest: Backtest) -> None:
     assert [line.split()[:3] for line in lines[-2:]] == [["good.jsonl", "150", "0"], ["bad.jsonl", "151", "1"]]
 
 
+def test_where_several_policies_judge_each_rule_is_told_with_its_own(backtest: Backtest) -> None:
+    Path("other.yml").write_text(POLICY.replace("MODE", "Enforce").replace("{name: guard}", "{name: other}"))
+    log = write_log("run.jsonl", [*HEALTHY, 9.0, *HEALTHY[:30]])
+    result = backtest("guard.yaml", "other.yml", log)
+    assert "guard/lone" in result.stdout
+    assert "other/lone" in result.stdout
+    assert "guard/lone" not in backtest("guard.yaml", log).stdout
+
+
 def test_a_compressed_log_of_another_program_is_read_with_the_columns_that_were_mapped(backtest: Backtest) -> None:
     rows = "".join(f"{step},{loss}\n" for step, loss in enumerate([*HEALTHY, 9.0], 1))
     Path("run.csv.gz").write_bytes(gzip.compress(f"n,objective\n{rows}".encode()))

@@ -14,7 +14,7 @@ from trimtab_cli.backtest_view import (
     as_json,
     counts_line,
     difference_lines,
-    event_row,
+    event_rows,
     heading,
     incident_lines,
     reading_notes,
@@ -97,7 +97,7 @@ def _show_log(output: Output, result: LogResult, most_events: int) -> None:
     for line in list(incident_lines(report))[:most_events]:
         output.line(line, "red")
     if report.events and most_events:
-        output.table(EVENT_COLUMNS, [event_row(event) for event in report.events[:most_events]])
+        output.table(EVENT_COLUMNS, event_rows(report, most_events))
     if len(report.events) > most_events:
         output.line(f"and {len(report.events) - most_events} further events; --events prints more, -o json all", "dim")
     for spikes in report.spikes:
