@@ -67,6 +67,13 @@ class Access:
         """The TrainingJob; raises NotFound."""
         return self.cluster.resource("trainingjobs", name)
 
+    def job_of(self, run: RunId) -> KubernetesObject:
+        """The TrainingJob of a run, in whatever namespace; raises NotFound when it is gone or another has its name."""
+        found = self.cluster.resource("trainingjobs", run.name, run.namespace)
+        if found["metadata"]["uid"] != run.uid:
+            raise NotFound(f"The TrainingJob {run.namespace}/{run.name} of now is a newer one than that of {run}.")
+        return found
+
     def run(self, job: str) -> RunId:
         """The run of a TrainingJob's name, of a deleted job's name, or of `NAMESPACE/NAME/UID`."""
         try:

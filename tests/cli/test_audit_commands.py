@@ -81,6 +81,19 @@ def test_an_honest_trail_is_verified(audit: Audit) -> None:
     assert answer["intactUntil"] == answer["headSeq"] == answer["records"]
 
 
+def test_a_trail_whose_checkpoints_nobody_can_find_is_proved_as_far_as_it_goes_and_not_called_verified(
+    audit: Audit,
+) -> None:
+    result = audit.trimtab("audit", "verify", str(audit.run), "-o", "json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (answer["verified"], answer["evidenceFetched"], answer["evidenceUnchecked"]) == (False, 2, 3)
+    assert answer["intactUntil"] == answer["headSeq"]
+    (problem,) = answer["problems"]
+    assert problem.startswith("3 objects in the checkpoint bucket are not proved")
+    assert "--without-checkpoints" in problem
+
+
 def test_a_record_changed_in_the_bucket_is_found(audit: Audit) -> None:
     key = journal_record(audit.run, 8)
     body = audit.client.get_object(Bucket=audit.bucket, Key=key)["Body"].read()

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,29 @@ def test_the_audit_bucket_is_found_through_the_operator(laboratory: Laboratory) 
     assert answer["problems"] == []
     assert answer["vouchedUntil"] == answer["headSeq"]
     assert answer["evidenceFetched"] == 5
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_the_trail_of_a_deleted_job_is_verified_but_for_its_checkpoints(laboratory: Laboratory, newer: bool) -> None:
+    namespace = laboratory.namespace
+    laboratory.plane.kubectl("delete", "tj", "demo", f"-n={namespace}")
+    if newer:
+        laboratory.plane.apply(training_job(namespace=namespace))
+    # Given as a run, it is looked for in its own namespace and not in the chosen one.
+    elsewhere = replace(laboratory, namespace="default")
+    answer = elsewhere.json("audit", "verify", str(laboratory.run))
+    (problem,) = answer["problems"]
+    assert answer["verified"] is False
+    assert ("is a newer one" if newer else f"in namespace {namespace}") in problem
+    assert "--without-checkpoints" in problem
+    audited = elsewhere.trimtab("audit", "verify", str(laboratory.run), "--without-checkpoints")
+    assert audited.exit_code == 0, audited.stdout
+
+
+def test_the_run_of_another_namespace_is_verified_with_its_own_job(laboratory: Laboratory) -> None:
+    answer = replace(laboratory, namespace="default").json("audit", "verify", str(laboratory.run))
+    assert answer["problems"] == []
+    assert answer["vouchedUntil"] == answer["headSeq"]
 
 
 def test_a_trail_whose_end_was_cut_off_is_found_through_the_status(laboratory: Laboratory) -> None:

@@ -45,9 +45,9 @@ class Kubernetes:
         configuration.retries = cast("Any", False)
         self._client = client.ApiClient(configuration)
 
-    def resource(self, plural: str, name: str) -> KubernetesObject:
-        """One custom resource of the chosen namespace; raises NotFound."""
-        return self.get(f"/apis/{API_VERSION}/namespaces/{self.namespace}/{plural}/{name}")
+    def resource(self, plural: str, name: str, namespace: str = "") -> KubernetesObject:
+        """One custom resource of a namespace, else of the chosen one; raises NotFound."""
+        return self.get(f"/apis/{API_VERSION}/namespaces/{namespace or self.namespace}/{plural}/{name}")
 
     def resources(self, plural: str, *, everywhere: bool = False) -> list[KubernetesObject]:
         """All custom resources of a kind, of the chosen namespace or of all."""

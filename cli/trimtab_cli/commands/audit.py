@@ -63,7 +63,10 @@ def verify(
         bool, typer.Option("--without-checkpoints", help="Do not fetch what lies in the checkpoint bucket.")
     ] = False,
 ) -> None:
-    """Prove the trail: hash chain, legal changes of phase, evidence. Exit code 1 on any problem."""
+    """Prove the trail: hash chain, legal changes of phase, evidence.
+
+    Exit code 1 on any problem, and when something the trail names cannot be looked at: that is not proved.
+    """
     output = Output(form)
     run = access.run(job)
     with output.busy("reading the trail"):
@@ -89,9 +92,15 @@ def verify_run(output: Output, access: Access, run: RunId, bodies: Bodies, *, ch
     items = named_evidence(readable_records(bodies))
     wanted = [item for item in items if checkpoints or item.evidence.store == "audit"]
     getters: dict[str, Callable[[str], bytes]] = {"audit": access.audit.get}
-    if any(item.evidence.store == "checkpoint" for item in wanted):
-        getters["checkpoint"] = access.checkpoints(access.job(run.name))[0].get
     problems: list[str] = []
+    if any(item.evidence.store == "checkpoint" for item in wanted):
+        try:
+            getters["checkpoint"] = access.checkpoints(access.job_of(run))[0].get
+        except CliError as error:
+            wanted = [item for item in wanted if item.evidence.store != "checkpoint"]
+            unproved = f"{len(items) - len(wanted)} objects in the checkpoint bucket are not proved"
+            way_out = "Give --without-checkpoints to prove the trail and the audit bucket alone"
+            problems.append(f"{unproved}, for where it is cannot be told now: {error} {way_out}")
     for item in output.each(wanted, "fetching evidence"):
         problem = _check(item, getters)
         if problem:
@@ -132,11 +141,11 @@ def _check(item: NamedEvidence, getters: dict[str, Callable[[str], bytes]]) -> s
 def _vouched(access: Access, run: RunId) -> tuple[int, str] | None:
     """What the TrainingJob's status knows of the trail: it lies in the cluster, not in the bucket."""
     try:
-        job = access.job(run.name)
+        job = access.job_of(run)
     except CliError:
         return None
     head = section(section(job, "status"), "journal")
-    if job["metadata"]["uid"] != run.uid or not head:
+    if not head:
         return None
     return int(head["seq"]), str(head["hash"])
 

@@ -85,7 +85,7 @@ def _of_job(output: Output, access: Access, job: str, files: list[Path], step: i
         owner = state.owner(step) if attempt is None else attempt
         policies: tuple[AcceptedPolicy, ...] = load_policies(files)
         policies = policies or policies_in_force(access.audit, state, owner, step)
-        store, root = access.checkpoints(access.job(run.name))
+        store, root = access.checkpoints(access.job_of(run))
         first = step - retention(policies)
         points = archived_points(store, root, run, surviving_segments(state, owner), first, step)
         return inspect_step(policies, points, step, owner)
