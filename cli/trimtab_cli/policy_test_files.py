@@ -9,7 +9,7 @@ from trimtab_policies.errors import InvalidPolicyTest
 from trimtab_policies.policy import AcceptedPolicy
 from trimtab_policies.policytest import Case, parse_suite, policy_names
 
-from trimtab_cli.errors import NotFound, UsageError
+from trimtab_cli.errors import UsageError
 from trimtab_cli.policy_files import TEST_SUFFIXES, read_policies
 from trimtab_cli.text_files import read_text
 from trimtab_cli.yaml_documents import Document, PolicyFinding, content_of, documents, mapping_pairs, read_as_text
@@ -33,7 +33,7 @@ class TestSuite:
 
 
 def find_test_files(paths: Iterable[Path]) -> list[Path]:
-    """The test files named, and those anywhere in the directories named; raises NotFound and UsageError."""
+    """The test files named, and those anywhere in the directories named; raises UsageError."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -44,7 +44,7 @@ def find_test_files(paths: Iterable[Path]) -> list[Path]:
             found += inside
         elif not path.exists():
             message = f"{path} does not exist."
-            raise NotFound(message)
+            raise UsageError(message)
         elif not path.name.endswith(TEST_SUFFIXES):
             message = f"{path} is no test file: name it NAME.test.yaml, beside the policy NAME.yaml that it tests."
             raise UsageError(message)

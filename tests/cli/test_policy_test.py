@@ -38,6 +38,24 @@ cases:
 TOLD = "high-loss of guard decides action Rollback"
 
 
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "policy-tests.md"
+DOCUMENTED_POLICY = """\
+apiVersion: trimtab.dev/v1alpha1
+kind: GuardPolicy
+metadata: {name: guard}
+spec:
+  rules:
+  - {name: loss-spike, metric: loss, spike: {sigma: 4}, forRecords: 3, afterSteps: 200, action: Rollback}
+  - {name: loss-lone-spike, metric: loss, spike: {sigma: 4}, afterSteps: 200, action: Record}
+  - {name: non-finite, metric: nonfinite, range: {max: 0}, action: Rollback}
+  - name: qk-clip-sustained
+    metric: qk_clip_gamma
+    reduce: {longestStreakBelow: 1}
+    range: {max: 19}
+    action: Notify
+"""
+
+
 def written(directory: Path, *, policy: str = POLICY, tests: str = TESTS) -> Path:
     (directory / "guard.yaml").write_text(policy)
     (directory / "guard.test.yaml").write_text(tests)
@@ -59,6 +77,13 @@ def test_a_file_whose_cases_all_pass_answers_yes(tmp_path: Path) -> None:
             "  PASS  two roll back",
             "2 cases in 1 file: 2 passed",
         ]
+
+
+def test_the_documented_example_passes(tmp_path: Path) -> None:
+    example = DOCUMENTED.read_text().split("```yaml\n")[1].split("```")[0]
+    assert example.startswith("# guard.test.yaml")
+    result = run(written(tmp_path, policy=DOCUMENTED_POLICY, tests=example))
+    assert result.exit_code == 0, result.stdout
 
 
 def test_a_failing_case_says_what_was_expected_what_came_and_why(tmp_path: Path) -> None:
