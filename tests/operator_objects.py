@@ -65,6 +65,17 @@ def guard_incident(namespace: str = "default", name: str = "demo-a1-s320", **spe
     }
 
 
+def run_request(namespace: str = "default", name: str = "demo-resume", **spec: Any) -> dict[str, Any]:
+    """A RunRequest of the tests' administrator."""
+    base = {"job": "demo", "action": "Resume", "reason": "the spike is known", "by": "admin"}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "RunRequest",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": merged(base, spec),
+    }
+
+
 def incident_plan(number: int, step: int = 200) -> dict[str, Any]:
     """One plan of an incident."""
     return {"number": number, "target": {"step": step, "key": "run/checkpoints/x/manifest.json", "sha256": SHA}}

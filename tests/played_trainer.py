@@ -41,6 +41,8 @@ class Scenario:
     nonfinite: frozenset[tuple[int, int]] = frozenset()
     """(attempt, step) whose update is withheld."""
     action: str = "Rollback"
+    answers: tuple[tuple[str, str], ...] = ()
+    """What a person asks for, one after the other: each as soon as the given action is next in the journal."""
     refuses_skips: bool = False
     """Whether the trainer stands further than it says: every new skip begins in what it has trained."""
     holds_on_nonfinite: bool = True

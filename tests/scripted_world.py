@@ -34,8 +34,16 @@ from trimtab_operator.observation import (
     Observation,
     Pods,
     PodsState,
+    Request,
 )
-from trimtab_operator.run_state import AcceptedGuard, Checkpoint, CheckpointState, JournalAction, RunState
+from trimtab_operator.run_state import (
+    AcceptedGuard,
+    Checkpoint,
+    CheckpointState,
+    JournalAction,
+    RequestAction,
+    RunState,
+)
 from trimtab_trainer.directives import Inbox
 
 POLICY = PolicyIdentity(kind="GuardPolicy", namespace="lab", name="guard", uid="p", generation=1, hash="h1")
@@ -113,7 +121,10 @@ class ScriptedRun:
         self.kills: frozenset[tuple[int, str]] = frozenset()
         self.opened_at: int | None = None
         """The number of operations before the first incident."""
-        self._judged: dict[int, tuple[int, tuple[int, ...], Latch | None]] = {}
+        self.requests: list[Request] = []
+        self.stronger: Latch | None = None
+        """What a stronger rule finds, when a test says so."""
+        self._judged: dict[tuple[int, frozenset[int]], tuple[int, tuple[int, ...], Latch | None]] = {}
 
     # What may interrupt an operator ---------------------------------------------------------------------------------
 
@@ -216,7 +227,16 @@ class ScriptedRun:
         self.announced.append(record)
         if record.action == JournalAction.INCIDENT_OPENED and self.opened_at is None:
             self.opened_at = self.operations - 1
+        answers = self.scenario.answers[len(self.requests) :]
+        if answers and answers[0][0] == record.action and record.phase is not Phase.RESULT:
+            self.ask(answers[0][1])
         self.on_record(record)
+
+    def ask(self, action: str, **changes: Any) -> None:
+        """A person creates a RunRequest."""
+        uid = f"request-{len(self.requests) + 1}"
+        asked: dict[str, Any] = {"uid": uid, "name": uid, "by": "ada", "reason": "seen and understood", **changes}
+        self.requests.append(Request(action=RequestAction(action), **asked))
 
     @property
     def state(self) -> RunState:
@@ -276,6 +296,7 @@ class ScriptedRun:
             probe=self._probe(state, acks),
             hold_on_nonfinite=self.scenario.holds_on_nonfinite,
             final_check_over=acks.finished is not None and self.ticks - acks.finished.time >= FINAL_CHECK_TICKS,
+            requests=tuple(self.requests),
         )
 
     def pods(self, state: RunState) -> Pods:
@@ -295,26 +316,34 @@ class ScriptedRun:
         return Pods(world=number, state=PodsState.ENDING if ending else PodsState.LIVE, names=names, messages=messages)
 
     def _judge(self, state: RunState) -> tuple[int, Latch | None]:
-        """Three bad records in a row, or one that is non-finite or of differing replicas, fire; the first stays."""
+        """Three bad records in a row, or one that is non-finite or of differing replicas, fire; the first stays.
+
+        Where a person let the run go on, the row begins anew and what fired before is settled.
+        """
         if not state.attempts or not state.guards:
             return 0, None
         attempt = state.attempts[-1]
         streak: tuple[int, ...] = ()
         firing: Latch | None = None
         judged = attempt.branch_step
-        if attempt.number in self._judged:
-            judged, streak, firing = self._judged[attempt.number]
+        resumed = state.resumed(attempt.number)
+        if (attempt.number, resumed) in self._judged:
+            judged, streak, firing = self._judged[attempt.number, resumed]
         while (line := self.records.get((attempt.number, judged + 1))) is not None:
             judged += 1
+            streak = () if judged - 1 in resumed else streak
             streak = (*streak, judged) if line.bad else ()
+            if state.settled(attempt.number, judged):
+                continue
             if firing is None and len(streak) >= FOR_RECORDS:
                 firing = self._latch("loss-spike", "loss", attempt.number, min(streak), judged)
             if firing is None and line.mismatch:
                 firing = self._latch("replica-mismatch", "replica_mismatch", attempt.number, judged, judged)
             if firing is None and line.nonfinite and self.scenario.fires_on_nonfinite:
                 firing = self._latch("non-finite", "nonfinite", attempt.number, judged, judged)
-        self._judged[attempt.number] = (judged, streak, firing)
-        return judged, firing
+        self._judged[attempt.number, resumed] = (judged, streak, firing)
+        stronger = self.stronger
+        return judged, stronger if stronger is not None and stronger.attempt == attempt.number else firing
 
     def _latch(self, rule: str, metric: str, attempt: int, first: int, fired: int) -> Latch:
         on_loss = metric == "loss"

@@ -69,7 +69,13 @@ def _told(record: JournalRecord) -> list[str]:
             return [f"Finding: {words(record)}."]
         case JournalAction.TARGET_SELECTED:
             return [f"Checkpoint chosen: {reason.get('message')}.", *_passed_over(reason.get("candidates") or ())]
-        case JournalAction.RESTORED | JournalAction.RESTORE_FAILED | JournalAction.RELAPSED | JournalAction.NEEDS_HUMAN:
+        case (
+            JournalAction.RESTORED
+            | JournalAction.RESTORE_FAILED
+            | JournalAction.RELAPSED
+            | JournalAction.NEEDS_HUMAN
+            | JournalAction.RUN_REQUESTED
+        ):
             return [_sentence(words(record))]
         case JournalAction.EXTENT_FOUND:
             skip: Mapping[str, Any] = (record.after or {}).get("skip") or {}

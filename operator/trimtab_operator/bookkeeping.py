@@ -185,9 +185,12 @@ def _verification(state: RunState, observation: Observation) -> Command | None:
 
 
 def _abandon(state: RunState) -> Command | None:
-    """Checkpoints taken between the first bad step and the hold are evidence, never a target."""
+    """Checkpoints taken between the first bad step and the hold are evidence, never a target.
+
+    Those of a paused run wait for the answer: a run that goes on needs them.
+    """
     incident = state.incident
-    if incident is None or incident.held_step is None:
+    if incident is None or incident.held_step is None or incident.paused:
         return None
     for checkpoint in state.checkpoints:
         suspect = (
@@ -205,7 +208,10 @@ def _certify(state: RunState, observation: Observation) -> Command | None:
         return None
     for checkpoint in state.checkpoints:
         if _certifiable(state, checkpoint, observation):
+            answered = max((step for step in state.resumed(checkpoint.attempt)), default=-1)
+            let_pass = f", but for what a person let pass up to step {answered}"
             why = f"all rules green on every record up to step {observation.judged_step}"
+            why += let_pass if answered >= checkpoint.reference.step else ""
             why = f"final: {why}" if is_final(state, checkpoint, observation) else why
             return _checkpoint_record(state, JournalAction.CERTIFIED, checkpoint.reference, checkpoint.attempt, why)
     return None

@@ -19,6 +19,7 @@ class Draft:
     phase: Phase | None = None
     id: str = ""
     incident: str | None = None
+    on_behalf_of: str | None = None
     reason: dict[str, Any] | None = None
     evidence: tuple[Evidence, ...] = ()
     before: dict[str, Any] | None = None

@@ -17,7 +17,7 @@ from trimtab_operator.resources import TrainingJobSpec
 from trimtab_operator.run_state import AcceptedGuard, RunState
 from trimtab_operator.satisfiability import unsatisfiable
 
-_ACTING = frozenset({Action.ROLLBACK, Action.STOP})
+_ACTING = frozenset({Action.PAUSE, Action.ROLLBACK, Action.STOP})
 
 
 @dataclass(frozen=True, slots=True)

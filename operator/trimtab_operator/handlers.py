@@ -28,6 +28,10 @@ def register(registry: kopf.OperatorRegistry, supervisor: Supervisor) -> None:
     async def job(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
         supervisor.wake(namespace or "", labels[JOB_LABEL])
 
+    @kopf.on.event(GROUP, VERSION, "runrequests", registry=registry)
+    async def run_request(namespace: str | None, spec: kopf.Spec, **_: Any) -> None:
+        supervisor.wake(namespace or "", spec.get("job"))
+
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> Any:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
@@ -41,4 +45,4 @@ def register(registry: kopf.OperatorRegistry, supervisor: Supervisor) -> None:
         settings.networking.error_backoffs = [0.2, 0.5, 1, 2, 5]
         settings.watching.inactivity_timeout = 70
 
-    _ = (training_job, guard_policy, job, login, configure)
+    _ = (training_job, guard_policy, job, run_request, login, configure)

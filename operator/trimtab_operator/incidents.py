@@ -4,9 +4,13 @@ from enum import StrEnum
 
 import msgspec
 from trimtab_contract.directives import CheckpointReference, LearningRateOverride
+from trimtab_policies.rules import Action
 
 MAX_PLANS = 8
 """How many plans one incident may have; the schema of a GuardIncident holds no more."""
+
+RESUMED = "Resumed"
+"""The outcome of an incident that a person closed by letting the run go on."""
 
 
 class Finding(StrEnum):
@@ -118,6 +122,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     relapses: int = 0
     extent: SkipRange | None = None
     extent_done: bool = False
+    asked: bool = False
+    """Whether a person asked for the rollback: it counts against no budget, and goes behind the last target."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the run is held for a person to say how it goes on."""
+        return self.latch.action == Action.PAUSE and not self.asked
 
     @property
     def target(self) -> CheckpointReference | None:

@@ -109,6 +109,7 @@ class RunJournal:
             action=draft.action.value,
             phase=draft.phase,
             incident=draft.incident,
+            on_behalf_of=draft.on_behalf_of,
             reason=draft.reason,
             evidence=draft.evidence,
             before=draft.before,

@@ -10,18 +10,22 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
-from trimtab_contract.directives import CheckpointReference, Directive, Reason
+from trimtab_contract.directives import Action, CheckpointReference, Directive, Reason
 from trimtab_contract.journal import JournalRecord, Phase
 
-from trimtab_operator.incidents import Finding, Incident, Latch, Plan, SkipRange
+from trimtab_operator.incidents import RESUMED, Finding, Incident, Latch, Plan, SkipRange
 from trimtab_operator.run_state import (
     AcceptedGuard,
+    AnsweredRequest,
     Attempt,
     Checkpoint,
     CheckpointState,
     JournalAction,
     PendingEffect,
     Refusal,
+    RequestAction,
+    RequestState,
+    Resumption,
     RunPhase,
     RunState,
     World,
@@ -50,7 +54,7 @@ def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
     if record.phase is Phase.RESULT:
         if state.pending is not None and state.pending.id == record.id:
             state = replace(state, pending=None)
-        return state
+        return _with_requests_done(state, record.time)
     if record.phase is Phase.INTENT:
         scope = record.incident or "run"
         state = replace(
@@ -62,7 +66,7 @@ def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
         state = _FOLDS[action](state, record)
     if "phase" in after:
         state = replace(state, phase=RunPhase(after["phase"]))
-    return state
+    return _with_requests_done(state, record.time)
 
 
 def _directive(state: RunState, record: JournalRecord) -> RunState:
@@ -191,6 +195,7 @@ def _relapsed(state: RunState, record: JournalRecord) -> RunState:
             finding_why="",
             extent=None,
             extent_done=False,
+            asked=False,
             relapses=state.incident.relapses + 1,
         ),
     )
@@ -288,6 +293,64 @@ def _reopened(state: RunState, record: JournalRecord) -> RunState:
     return replace(state, failure="", failed_generation=0, restarts=0, stuck_steps=())
 
 
+def _run_requested(state: RunState, record: JournalRecord) -> RunState:
+    after = record.after or {}
+    request = msgspec.convert(
+        {
+            **after["request"],
+            "state": record.outcome,
+            "message": str((record.reason or {}).get("message", "")),
+            "time": record.time,
+        },
+        type=AnsweredRequest,
+    )
+    state = replace(state, requests=(*state.requests, request))
+    if request.state is RequestState.REFUSED:
+        return state
+    if request.action is RequestAction.ROLLBACK and state.incident is not None:
+        return replace(state, incident=msgspec.structs.replace(state.incident, asked=True))
+    if request.action is RequestAction.RESUME:
+        resumption = _read(Resumption, after, "resumption")
+        state = replace(state, resumptions=(*state.resumptions, resumption), question="")
+        # Where a probation was interrupted it goes on, and its incident stays open.
+        probation = after["phase"] == RunPhase.PROBATION
+        return state if probation else _close(state, RESUMED, record.time)
+    return state
+
+
+def _with_requests_done(state: RunState, time: str) -> RunState:
+    """Accepted requests are done when the run has taken up what they ask for."""
+    if not any(_is_done(state, request) for request in state.requests):
+        return state
+    requests = tuple(
+        msgspec.structs.replace(request, state=RequestState.DONE, done_at=time) if _is_done(state, request) else request
+        for request in state.requests
+    )
+    return replace(state, requests=requests)
+
+
+def _is_done(state: RunState, request: AnsweredRequest) -> bool:
+    if request.state is not RequestState.ACCEPTED or state.pending is not None:
+        return False
+    match request.action:
+        case RequestAction.STOP:
+            return state.phase is RunPhase.STOPPED
+        case RequestAction.RESUME:
+            return state.directive is not None and state.directive.action is not Action.HOLD
+        case RequestAction.ROLLBACK:
+            return state.phase not in _ROLLING_BACK
+
+
+_ROLLING_BACK = frozenset(
+    {
+        RunPhase.DIAGNOSING,
+        RunPhase.SELECTING,
+        RunPhase.AWAITING_APPROVAL,
+        RunPhase.RESTORING,
+        RunPhase.DIAGNOSING_RESTORED,
+    }
+)
+
 _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.TAKEOVER: _takeover,
     JournalAction.POLICY_ACCEPTED: _policy_accepted,
@@ -318,4 +381,5 @@ _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.NEEDS_HUMAN: _needs_human,
     JournalAction.FAILED: _failed,
     JournalAction.REOPENED: _reopened,
+    JournalAction.RUN_REQUESTED: _run_requested,
 }

@@ -2,7 +2,7 @@
 
 Every record is judged by the policies that the journal says were in force for it, so a new operator that judges the
 same records again comes to the same verdicts. The first enforced firing of an attempt is kept until the attempt
-changes: what is flagged never depends on how late the operator got to act.
+changes, or a person lets the run go on behind it: what is flagged never depends on how late the operator got to act.
 """
 
 import json
@@ -32,7 +32,7 @@ HEALTHY_RECORDS = 100
 KEPT_RECORDS = 384
 """How many of the newest records stay at hand: the evidence, and room for what was trained until a rule fired."""
 DEFAULT_SIGMA = 4.0
-_ACTING = frozenset({Action.ROLLBACK, Action.STOP})
+_ACTING = frozenset({Action.PAUSE, Action.ROLLBACK, Action.STOP})
 
 
 class Judge:
@@ -47,6 +47,7 @@ class Judge:
         """The names of every scalar and vector that any record carried."""
         self._history: History | None = None
         self._engine: Engine | None = None
+        self._resumed: frozenset[int] = frozenset()
         self._now = 0.0
 
     @property
@@ -60,10 +61,11 @@ class Judge:
         return self._history.missing_step if self._history is not None else None
 
     def needs_loading(self, state: RunState) -> bool:
-        """Whether the records must be judged from the start: a new attempt, or a policy the engine does not know."""
+        """Whether the records must be judged from the start: a new attempt, a hold that ended, or an unknown policy."""
         return bool(state.attempts) and (
             self._history is None
             or self._history.attempt != state.attempt
+            or self._resumed != state.resumed(state.attempt)
             or self._engine is None
             or not {policy.hash for policy in self._judging(state)} <= self._engine.hashes
         )
@@ -86,7 +88,8 @@ class Judge:
                 break
             first = record.step
         self._history = History(_lineage(state), state.attempt, kept=KEPT_RECORDS, first_step=first)
-        self._engine = Engine(self._judging(state), attempt=state.attempt, start_step=start)
+        self._resumed = state.resumed(state.attempt)
+        self._engine = Engine(self._judging(state), attempt=state.attempt, start_step=start, resumed=self._resumed)
         self.firing, self.notes, self.last = None, (), None
         self.take(tuple(record for record in records if record.step >= first), state)
 
@@ -139,7 +142,8 @@ class Judge:
         mode = Mode(guard.mode)
         decision = decide(verdicts, guard_mode=mode)
         winner, action = decision.winner, decision.action
-        if winner is not None and action is not None and action in _ACTING:
+        settled = max(self._resumed, default=0)
+        if winner is not None and action is not None and action in _ACTING and winner.step > settled:
             latch = _latch(winner, identities, history, action)
             stronger = self.firing is None or action.severity > Action(self.firing.action).severity
             self.firing = latch if stronger else self.firing

@@ -10,7 +10,7 @@ from trimtab_contract.journal import Evidence
 
 from trimtab_operator.incidents import Latch
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import AcceptedGuard
+from trimtab_operator.run_state import AcceptedGuard, RequestAction
 
 
 class PodsState(StrEnum):
@@ -158,6 +158,18 @@ class MissingMetric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A person's request as its object says. `outlived`: it was made before this run's TrainingJob."""
+
+    uid: str
+    name: str
+    action: RequestAction
+    by: str
+    reason: str
+    outlived: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the TrainingJob allows, in the engine's units."""
 
@@ -198,3 +210,5 @@ class Observation:
     hold_on_nonfinite: bool = False
     final_check_over: bool = False
     """Whether the last checkpoint of a finished run has been waited for long enough."""
+    requests: tuple[Request, ...] = ()
+    """What people ask for, oldest first, answered ones included."""

@@ -1,10 +1,11 @@
 """Looks at everything a decision may depend on and makes one frozen Observation of it; changes nothing of the run."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import structlog
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import Ack, Action, CheckpointReference
 from trimtab_contract.errors import ContractError
@@ -12,23 +13,34 @@ from trimtab_contract.evidence import ProbeEvidence, decode_probe
 from trimtab_contract.journal import Evidence
 from trimtab_contract.keys import RunId, audit_evidence
 
-from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, Cluster, JournalStore
+from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, Cluster, JournalStore, KubernetesObject
 from trimtab_operator.claims import look_at_claims
-from trimtab_operator.errors import NotFound, StoreRefused, StoreUnavailable
+from trimtab_operator.errors import InvalidResource, NotFound, StoreRefused, StoreUnavailable
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
 from trimtab_operator.judge import Judge
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
-from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods
+from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods, Request
 from trimtab_operator.reasons import Reason
-from trimtab_operator.resources import parse_duration
+from trimtab_operator.resources import RunRequestSpec, parse_duration, parse_run_request_spec
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
 
 _One = TypeVar("_One")
 _Two = TypeVar("_Two")
 _Three = TypeVar("_Three")
+_Four = TypeVar("_Four")
 
 CREDENTIAL_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRequest:
+    """A RunRequest as it is in the cluster, and what it asks for."""
+
+    body: KubernetesObject
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,7 @@ class Surveyed:
     blockers: tuple[Blocker, ...]
     guard: GuardView
     pods: Pods
+    requests: tuple[SeenRequest, ...] = ()
 
 
 def _accepted(guard: GuardView, state: RunState, judge: Judge) -> AcceptedGuard | None:
@@ -63,8 +76,11 @@ class Observer:
 
     async def survey(self, job: TrainingJobView, state: RunState, judge: Judge) -> Surveyed:
         """Read the job's surroundings afresh, all at once; raises temporary errors only."""
-        opened, guard, pods = await _together(
-            self._open_store(job, state), self._read_guard(job, state, judge), self._pods(job, state)
+        opened, guard, pods, requests = await _together(
+            self._open_store(job, state),
+            self._read_guard(job, state, judge),
+            self._pods(job, state),
+            self._requests(job),
         )
         blockers = (*opened, *(Blocker(problem.reason, problem.message) for problem in guard.blocking))
         budget = job.spec.budget
@@ -76,7 +92,7 @@ class Observer:
             generation=job.generation,
             suspend=job.spec.suspend,
         )
-        return Surveyed(limits, blockers, guard, pods)
+        return Surveyed(limits, blockers, guard, pods, requests)
 
     async def observe(
         self,
@@ -111,6 +127,7 @@ class Observer:
             claims=claims,
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
             final_check_over=final_check_over,
+            requests=tuple(seen.request for seen in surveyed.requests),
         )
         return await self._with_evidence(observation, state, judge)
 
@@ -203,25 +220,61 @@ class Observer:
         pods = await self._cluster.pods(job.namespace, world_selector(job, number))
         return pods_of_world(number, found, pods)
 
+    async def _requests(self, job: TrainingJobView) -> tuple[SeenRequest, ...]:
+        """What people ask of the job, oldest first."""
+        found: list[SeenRequest] = []
+        for body in await self._cluster.run_requests(job.namespace):
+            try:
+                spec = parse_run_request_spec(body)
+            except InvalidResource as error:
+                log.warning("request ignored", error=str(error))
+                continue
+            if spec.job == job.name:
+                found.append(SeenRequest(body, _request(body["metadata"], spec, job)))
+        return tuple(sorted(found, key=lambda seen: (_created(seen.body), seen.request.name)))
+
+
+def _request(metadata: Mapping[str, Any], spec: RunRequestSpec, job: TrainingJobView) -> Request:
+    return Request(
+        uid=str(metadata["uid"]),
+        name=str(metadata["name"]),
+        action=spec.action,
+        by=spec.by,
+        reason=spec.reason,
+        outlived=str(metadata["creationTimestamp"]) < job.created,
+    )
+
+
+def _created(body: KubernetesObject) -> str:
+    return str(body["metadata"]["creationTimestamp"])
+
 
 async def _together(
-    one: Coroutine[Any, Any, _One], two: Coroutine[Any, Any, _Two], three: Coroutine[Any, Any, _Three]
-) -> tuple[_One, _Two, _Three]:
-    """The results of three reads that do not depend on each other; raises the first error and ends the others."""
+    one: Coroutine[Any, Any, _One],
+    two: Coroutine[Any, Any, _Two],
+    three: Coroutine[Any, Any, _Three],
+    four: Coroutine[Any, Any, _Four],
+) -> tuple[_One, _Two, _Three, _Four]:
+    """The results of four reads that do not depend on each other; raises the first error and ends the others."""
+    tasks = (
+        asyncio.ensure_future(one),
+        asyncio.ensure_future(two),
+        asyncio.ensure_future(three),
+        asyncio.ensure_future(four),
+    )
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = group.create_task(one), group.create_task(two), group.create_task(three)
-    except BaseExceptionGroup as errors:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError from None  # a read that fails while it is ended must not keep us going
-        raise errors.exceptions[0] from None
-    return tasks[0].result(), tasks[1].result(), tasks[2].result()
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _may_be_held(state: RunState) -> bool:
     """Whether the Hold is out, or nobody is left to hear it: until then nothing may delay it, evidence neither."""
     directive, incident = state.directive, state.incident
+    if incident is not None and incident.paused and incident.held_step is not None:
+        return False  # what is frozen stays: only an answer is waited for
     if not state.world_lives or directive is None or incident is None:
         return True
     return directive.action is Action.HOLD and directive.incident == incident.name and state.pending is None

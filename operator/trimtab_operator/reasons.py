@@ -96,7 +96,10 @@ class Reason(StrEnum):
     RECOVERED = "Recovered"
     CHECKPOINT_QUARANTINED = "CheckpointQuarantined"
 
-    # A person is asked.
+    # A person is asked, and answers.
+    PAUSED = "Paused"
+    REQUEST_ACCEPTED = "RequestAccepted"
+    REQUEST_REFUSED = "RequestRefused"
     NEEDS_HUMAN = "NeedsHuman"
     ROLLBACKS_SPENT = "RollbacksSpent"
     NO_TARGET = "NoTarget"
@@ -109,6 +112,7 @@ class Reason(StrEnum):
     FINISHED = "Finished"
     COMPLETED = "Completed"
     STOPPED_BY_RULE = "StoppedByRule"
+    STOPPED_BY_REQUEST = "StoppedByRequest"
     FAILED = "Failed"
     BAD_CONFIG = "BadConfig"
     RESTARTS_SPENT = "RestartsSpent"

@@ -6,6 +6,7 @@ operator that folds the same journal and sees the same world asks for the same c
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from trimtab_contract.directives import (
     AckState,
@@ -15,8 +16,9 @@ from trimtab_contract.directives import (
     OnNonFinite,
     Reason,
 )
+from trimtab_policies.rules import Action as RuleAction
 
-from trimtab_operator import bookkeeping, drafts, final_checkpoint, worlds
+from trimtab_operator import bookkeeping, drafts, final_checkpoint, requests, worlds
 from trimtab_operator.commands import Append, Command, Perform
 from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
 from trimtab_operator.incidents import MAX_PLANS, Finding, Incident, Latch, Plan, SkipRange
@@ -45,7 +47,8 @@ TRANSITIONS: Mapping[RunPhase, frozenset[RunPhase]] = {
 }
 """Every legal change of phase; anything else is a programming error and raises."""
 
-ACTION_ORDER = ("Record", "Notify", "Rollback", "Stop")
+ACTION_ORDER = tuple(action.value for action in RuleAction)
+"""What a rule may ask for, weakest first: only a stronger one takes an open incident over."""
 
 
 class IllegalTransition(Exception):
@@ -68,7 +71,7 @@ def advance(state: RunState, observation: Observation) -> Command | None:
     if state.pending is not None:
         return Perform(state.pending)
     if state.ended:
-        return None
+        return requests.next_command(state, observation)
     for decide in (*_IN_EVERY_PHASE, _PHASES[state.phase]):
         command = decide(state, observation)
         if command is not None:
@@ -83,7 +86,7 @@ def advance(state: RunState, observation: Observation) -> Command | None:
 
 def _next_firing(state: RunState, observation: Observation) -> Command | None:
     latch = observation.firing
-    if latch is None or latch.attempt != state.attempt:
+    if latch is None or latch.attempt != state.attempt or state.settled(latch.attempt, latch.fired_step):
         return None
     if state.phase is _P.PENDING:
         return _running(state)
@@ -149,7 +152,7 @@ def _running(state: RunState) -> Command:
 
 
 def _watching(state: RunState, observation: Observation) -> Command | None:
-    for decide in (worlds.release_restored, _complete, _release_self_hold, _renew_on_nonfinite):
+    for decide in (requests.go_on, worlds.release_restored, _complete, _release_self_hold, _renew_on_nonfinite):
         command = decide(state, observation)
         if command is not None:
             return command
@@ -157,7 +160,7 @@ def _watching(state: RunState, observation: Observation) -> Command | None:
 
 
 def _probation(state: RunState, observation: Observation) -> Command | None:
-    released = worlds.release_restored(state, observation)
+    released = requests.go_on(state, observation) or worlds.release_restored(state, observation)
     if released is not None or state.incident is None:
         return released
     until = state.incident.probation_until
@@ -178,6 +181,8 @@ def _holding(state: RunState, observation: Observation) -> Command | None:
     if incident.latch.action == "Stop":
         stop = drafts.instruct(state, observation, Action.STOP, incident=incident.name)
         return drafts.intend(state, JournalAction.STOPPED, stop, _P.STOPPED, drafts.firing_reason(incident.latch))
+    if incident.paused and incident.held_step is not None:
+        return None
     if not state.world_lives:
         return _held(state, observation, step=observation.judged_step, lost=True, agree=None)
     if directive.action is not Action.HOLD or directive.incident != incident.name:
@@ -200,13 +205,20 @@ def _held(state: RunState, observation: Observation, *, step: int, lost: bool, a
     latest = observation.acks.latest
     differing = list(latest.replicas.differing) if latest and latest.replicas and not lost else []
     nonfinite = list(latest.nonfinite) if latest and latest.nonfinite is not None and not lost else None
+    reason: dict[str, Any] = {"differing": differing} if differing else {}
+    after: dict[str, Any] = {"step": step, "lost": lost, "replicas_agree": agree, "nonfinite_state": nonfinite}
+    paused = state.incident is not None and state.incident.paused
+    if paused and state.incident is not None:
+        why = state.incident.latch.message
+        reason["message"] = f"the run is paused, for {why}; {requests.how_to_answer(observation.job)}"
+        after["paused"] = True
     return drafts.record(
         state,
         JournalAction.HELD,
-        _P.DIAGNOSING,
+        None if paused else _P.DIAGNOSING,
         evidence=observation.frozen_evidence,
-        reason={"differing": differing} if differing else None,
-        after={"step": step, "lost": lost, "replicas_agree": agree, "nonfinite_state": nonfinite},
+        reason=reason or None,
+        after=after,
     )
 
 
@@ -231,7 +243,8 @@ def _selecting(state: RunState, observation: Observation) -> Command | None:
         return None
     retarget = bool(incident.plans) and bool(incident.plans[-1].failed)
     spent = bookkeeping.rollbacks_in_window(state, observation)
-    if not retarget and spent >= observation.limits.max_rollbacks:
+    counted = not retarget and not incident.asked
+    if counted and spent >= observation.limits.max_rollbacks:
         why = f"{spent} rollbacks within the budget's window are spent (budget.maxRollbacks)"
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
     if len(incident.plans) >= MAX_PLANS:
@@ -256,7 +269,7 @@ def _selecting(state: RunState, observation: Observation) -> Command | None:
             "bound": selection.bound,
             "candidates": list(selection.candidates),
         },
-        after={"plan": plan, "counted": not retarget},
+        after={"plan": plan, "counted": counted},
     )
 
 
@@ -470,6 +483,7 @@ _IN_EVERY_PHASE = (
     _drop_target,
     _refused_skip,
     _complete_without_world,
+    requests.next_command,
     worlds.next_command,
 )
 """What is looked at before a phase's own decision, in this order."""

@@ -28,6 +28,7 @@ from trimtab_operator.status import (
     incident_status,
     job_status,
     newly_wrong,
+    request_status,
 )
 from trimtab_operator.story import event_of
 from trimtab_operator.workload import TrainingJobView
@@ -94,6 +95,7 @@ class Reporter:
         try:
             for incident in (*state.closed, *((state.incident,) if state.incident else ())):
                 await self._show(job, incident, state)
+            await self._answer(job, state, surveyed)
             await self._patch(body, job, state, surveyed, last, missing_metrics, finish_pending)
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
@@ -134,6 +136,20 @@ class Reporter:
             Kind.TRAINING_JOB, job.namespace, job.name, status, body["metadata"]["resourceVersion"]
         )
         self._patched = time.monotonic()
+
+    async def _answer(self, job: TrainingJobView, state: RunState, surveyed: Surveyed) -> None:
+        """Patch the status of the RunRequests that the journal has answered, each only when it changed."""
+        answered = {one.uid: one for one in state.requests}
+        for seen in surveyed.requests:
+            if seen.request.uid not in answered:
+                continue
+            status = request_status(answered[seen.request.uid])
+            before: Mapping[str, Any] = seen.body.get("status") or {}
+            if any(before.get(name) != value for name, value in status.items()):
+                metadata = seen.body["metadata"]
+                await self._cluster.patch_status(
+                    Kind.RUN_REQUEST, job.namespace, metadata["name"], status, metadata["resourceVersion"]
+                )
 
     async def _show(self, job: TrainingJobView, incident: Incident, state: RunState) -> None:
         """Create the incident's object, append its plans, patch its status; each only when it changed."""

@@ -64,6 +64,7 @@ class JournalAction(StrEnum):
     STOPPED = "Stopped"
     FAILED = "Failed"
     REOPENED = "Reopened"
+    RUN_REQUESTED = "RunRequested"
     RUN_ENDED = "RunEnded"
 
 
@@ -130,6 +131,43 @@ class AcceptedGuard(msgspec.Struct, frozen=True, kw_only=True):
     from_step: int
 
 
+class RequestAction(StrEnum):
+    """What a person may ask of a run."""
+
+    RESUME = "Resume"
+    ROLLBACK = "Rollback"
+    STOP = "Stop"
+
+
+class RequestState(StrEnum):
+    """`status.state` of a RunRequest."""
+
+    ACCEPTED = "Accepted"
+    REFUSED = "Refused"
+    DONE = "Done"
+    """What was asked for has been done, or has led to another question."""
+
+
+class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's request that the journal answers. `message` is the answer, `time` when it was given."""
+
+    uid: str
+    name: str
+    action: RequestAction
+    by: str
+    state: RequestState
+    message: str
+    time: str
+    done_at: str = ""
+
+
+class Resumption(msgspec.Struct, frozen=True, kw_only=True):
+    """A person let a held run go on: what fired up to `step` of `attempt` is settled, and streaks begin anew."""
+
+    attempt: int
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunState:
     """All that decisions may depend on, besides what is observed now."""
@@ -164,6 +202,8 @@ class RunState:
     failed_generation: int = 0
     question: str = ""
     """Why a human is asked."""
+    requests: tuple[AnsweredRequest, ...] = ()
+    resumptions: tuple[Resumption, ...] = ()
 
     @property
     def attempt(self) -> int:
@@ -202,6 +242,14 @@ class RunState:
         """The policies in force for a record."""
         before = [guard for guard in self.guards if (guard.from_attempt, guard.from_step) <= (attempt, step)]
         return before[-1] if before else (self.guards[0] if self.guards else None)
+
+    def resumed(self, attempt: int) -> frozenset[int]:
+        """The steps at which a person let an attempt go on."""
+        return frozenset(one.step for one in self.resumptions if one.attempt == attempt)
+
+    def settled(self, attempt: int, step: int) -> bool:
+        """Whether a person has answered what a record says: the run went on behind it or behind a later one."""
+        return any(step <= resumed for resumed in self.resumed(attempt))
 
     def checkpoint(self, key: str) -> Checkpoint | None:
         """The checkpoint of a manifest key."""

@@ -22,7 +22,7 @@ def rollback_bound(state: RunState) -> int:
     """The newest step a rollback of the open incident may restore.
 
     The first plan goes `margin` steps before the first bad one; each relapse multiplies the margin and goes behind
-    the target that did not help.
+    the target that did not help, and so does a rollback that a person asks for.
     """
     incident = state.incident
     if incident is None:
@@ -31,7 +31,7 @@ def rollback_bound(state: RunState) -> int:
     settings = incident.latch.remediation
     margin = round(settings.margin * settings.margin_factor**incident.relapses)
     bound = incident.latch.first_bad_step - margin
-    if incident.relapses and incident.target is not None:
+    if (incident.relapses or incident.asked) and incident.target is not None:
         bound = min(bound, incident.target.step - 1)
     return bound
 

@@ -10,9 +10,10 @@ from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incidents import Incident, Plan
 from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
+from trimtab_operator.requests import how_to_answer
 from trimtab_operator.resources import API_VERSION
 from trimtab_operator.resources.guard_incident import IncidentPhase
-from trimtab_operator.run_state import CheckpointState, RunPhase, RunState
+from trimtab_operator.run_state import AnsweredRequest, CheckpointState, RunPhase, RunState
 from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
 
@@ -74,7 +75,7 @@ def job_status(
         "restarts": state.restarts,
         "checkpoint": _newest_checkpoint(state),
         "incident": state.incident.name if state.incident else None,
-        "message": printable(_message(state, pods, blockers), 1000) or None,
+        "message": printable(_message(job, state, pods, blockers), 1000) or None,
         "journal": {"seq": state.seq, "hash": state.head},
         "conditions": _as_at_the_end(conditions, before) if over else conditions,
     }
@@ -172,6 +173,16 @@ def incident_object(job: TrainingJobView, incident: Incident) -> Status:
     }
 
 
+def request_status(request: AnsweredRequest) -> Status:
+    """What became of a person's request."""
+    return {
+        "state": request.state.value,
+        "message": printable(request.message, 1000),
+        "answeredTime": request.time,
+        "doneTime": request.done_at or None,
+    }
+
+
 def incident_plans(incident: Incident) -> list[Status]:
     """The plans of an incident, oldest first."""
     return [_plan(plan) for plan in incident.plans]
@@ -211,7 +222,7 @@ def _newest_checkpoint(state: RunState) -> str | None:
     return f"{usable[-1].reference.step} {usable[-1].state.value}" if usable else None
 
 
-def _message(state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
+def _message(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
     if state.failure:
         return state.failure
     if state.phase is RunPhase.NEEDS_HUMAN:
@@ -220,7 +231,9 @@ def _message(state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
         suspended = (SUSPENDED,) if job.spec.suspend else ()
         return "; ".join((*suspended, *(blocker.message for blocker in blockers)))
     if state.incident is not None:
-        return state.incident.latch.message
+        paused = state.phase is RunPhase.HOLDING and state.incident.paused and state.incident.held_step is not None
+        question = f"; the run is paused: {how_to_answer(job.name)}" if paused else ""
+        return f"{state.incident.latch.message}{question}"
     return pods.trouble
 
 

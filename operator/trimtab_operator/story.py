@@ -7,7 +7,7 @@ from trimtab_contract.journal import JournalRecord, Phase
 
 from trimtab_operator.adapters.ports import EventType
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import JournalAction
+from trimtab_operator.run_state import JournalAction, RequestState
 from trimtab_operator.worlds import EDITED, RUN_FAILED, SUSPENDED
 
 After = Mapping[str, Any]
@@ -34,6 +34,7 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.COMPLETED: (EventType.NORMAL, Reason.COMPLETED),
     JournalAction.STOPPED: (EventType.WARNING, Reason.STOPPED_BY_RULE),
     JournalAction.FAILED: (EventType.WARNING, Reason.FAILED),
+    JournalAction.RUN_REQUESTED: (EventType.NORMAL, Reason.REQUEST_ACCEPTED),
 }
 
 
@@ -53,6 +54,12 @@ def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
     kind, reason = described
     if record.action == JournalAction.END_WORLD:
         kind, reason = _ENDS.get(str((record.after or {}).get("why", "")), described)
+    if record.action == JournalAction.RUN_REQUESTED and record.outcome == RequestState.REFUSED:
+        kind, reason = EventType.WARNING, Reason.REQUEST_REFUSED
+    if record.action == JournalAction.HELD and (record.after or {}).get("paused"):
+        kind, reason = EventType.WARNING, Reason.PAUSED
+    if record.action == JournalAction.STOPPED and record.on_behalf_of:
+        kind, reason = EventType.NORMAL, Reason.STOPPED_BY_REQUEST
     return kind, reason, printable(sentence(record))
 
 
@@ -62,6 +69,8 @@ def sentence(record: JournalRecord) -> str:
     told = str(reason.get("message") or record.outcome or "")
     if record.phase is Phase.RESULT:
         return told or f"{record.action} is done"
+    if record.action == JournalAction.RUN_REQUESTED:
+        return _requested(record)
     tell = _SENTENCES.get(JournalAction(record.action))
     return tell(after, told) if tell is not None else told or record.action
 
@@ -82,13 +91,14 @@ def _lost(after: After, told: str) -> str:
     return f"world {after.get('world')} has ended ({after.get('reason')}): {told}"
 
 
-def _held(after: After, _told: str) -> str:
+def _held(after: After, told: str) -> str:
+    asked = f"; {told}" if after.get("paused") else ""
     if after.get("lost"):
-        return "the pods were lost before they held"
+        return f"the pods were lost before they held{asked}"
     agree = after.get("replicas_agree")
     replicas = "replicas disagree" if agree is False else "replicas agree" if agree else "replicas not compared"
     finiteness = _finiteness(after.get("nonfinite_state"))
-    return f"every rank holds after step {after.get('step')}; {replicas}{finiteness}"
+    return f"every rank holds after step {after.get('step')}; {replicas}{finiteness}{asked}"
 
 
 def _finiteness(nonfinite: list[str] | None) -> str:
@@ -124,6 +134,12 @@ def _accepted(after: After, _told: str) -> str:
 
 def _fired(after: After, told: str) -> str:
     return f"{after['rule']}: {told}" + (f" (would have: {after['would_have']})" if after.get("would_have") else "")
+
+
+def _requested(record: JournalRecord) -> str:
+    request, reason = (record.after or {})["request"], record.reason or {}
+    asks = f"{request['by']} asks for {request['action']} ({reason.get('asked')})"
+    return f"{asks}, which is {str(record.outcome).lower()}: {reason.get('message')}"
 
 
 _SENTENCES: dict[JournalAction, Callable[[After, str], str]] = {

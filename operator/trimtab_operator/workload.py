@@ -49,6 +49,8 @@ class TrainingJobView:
     generation: int
     spec: TrainingJobSpec
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    created: str = ""
+    """When, as the API server writes it: such times compare as texts."""
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -61,6 +63,7 @@ class TrainingJobView:
             generation=metadata["generation"],
             spec=parse_training_job_spec(body.get("spec")),
             labels=metadata.get("labels") or {},
+            created=str(metadata.get("creationTimestamp") or ""),
         )
 
     @property

@@ -1,7 +1,10 @@
 """`trimtab job` and `trimtab checkpoint` on a real API server and a real S3 server."""
 
 import json
+import threading
 import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import guard_incident, training_job
 from rollback_trail import TrailOptions, audit_objects, rollback_trail
 from trimtab_cli.__main__ import app
+from trimtab_cli.errors import UsageError
 from trimtab_contract.checkpoints import (
     CheckpointManifest,
     EvaluationProbe,
@@ -286,6 +290,68 @@ def test_what_is_not_there_is_named(laboratory: Laboratory, arguments: tuple[str
     result = laboratory.trimtab(*arguments)
     assert says in str(result.exception)
     assert result.exit_code != 0
+
+
+@contextmanager
+def answering(laboratory: Laboratory, status: dict[str, Any]) -> Generator[None]:
+    """Somebody who answers the first request of the namespace, as the operator does."""
+
+    def answer() -> None:
+        while not ended.wait(0.1):
+            names = laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=name").split()
+            if names:
+                laboratory.status("rr", names[0].partition("/")[2], status)
+                return
+
+    ended = threading.Event()
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("command", "state", "code"),
+    [("resume", "Accepted", 0), ("rollback", "Done", 0), ("stop", "Accepted", 0), ("resume", "Refused", 1)],
+)
+def test_a_person_asks_in_their_own_name_and_waits_for_the_answer(
+    laboratory: Laboratory, command: str, state: str, code: int
+) -> None:
+    with answering(laboratory, {"state": state, "message": "it is so", "answeredTime": AGE}):
+        result = laboratory.trimtab("job", command, "demo", "--reason", "the spike is known", "-o", "json")
+    assert result.exit_code == code, result.stderr
+    answer = json.loads(result.stdout)
+    assert (answer["job"], answer["action"], answer["by"]) == ("demo", command.capitalize(), "admin")
+    assert (answer["state"], answer["message"]) == (state, "it is so")
+    stored = json.loads(laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=json"))["items"]
+    (request,) = stored
+    assert request["spec"]["reason"] == "the spike is known"
+    assert [owner["uid"] for owner in request["metadata"]["ownerReferences"]] == [laboratory.run.uid]
+
+
+def test_the_answer_is_told_in_one_line(laboratory: Laboratory) -> None:
+    with answering(laboratory, {"state": "Refused", "message": "Resume is refused in phase Watching"}):
+        result = laboratory.trimtab("job", "resume", "demo", "--reason", "why not")
+    assert (result.exit_code, result.stdout) == (1, "Refused: Resume is refused in phase Watching\n")
+
+
+def test_a_request_that_nobody_answers_is_said_to_stay(laboratory: Laboratory) -> None:
+    result = laboratory.trimtab("job", "stop", "demo", "--reason", "enough", "--timeout", "0")
+    assert result.exit_code == 1
+    assert "No operator has answered runrequest demo-stop-" in str(result.exception)
+
+
+def test_nothing_is_asked_without_a_reason_or_of_nobody(laboratory: Laboratory) -> None:
+    assert laboratory.trimtab("job", "stop", "demo").exit_code == 2
+    nobody = laboratory.trimtab("job", "stop", "nobody", "--reason", "enough")
+    assert "There is no trainingjob nobody" in str(nobody.exception)
+    empty = laboratory.trimtab("job", "stop", "demo", "--reason", "")
+    assert isinstance(empty.exception, UsageError)
+    assert "spec.reason" in str(empty.exception)
+    assert laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=name") == ""
 
 
 def test_no_cluster_is_one_sentence(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The Helm chart: what it installs is valid, allows the operator exactly what it does, and refuses bad values."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane_fixture import ControlPlane
-from operator_objects import training_job
+from control_plane_fixture import ControlPlane, as_documents
+from operator_objects import run_request, training_job
 from rendered_chart import render, try_render
 from trimtab_operator.settings import PREFIX, Settings
 
@@ -64,6 +65,8 @@ ALLOWED = [
     ("create", "guardincidents.trimtab.dev"),
     ("patch", "guardincidents.trimtab.dev"),
     ("patch", "guardincidents.trimtab.dev/status"),
+    ("watch", "runrequests.trimtab.dev"),
+    ("patch", "runrequests.trimtab.dev/status"),
     ("create", "jobs.batch"),
     ("create", "secrets"),
     ("get", "secrets"),
@@ -80,6 +83,8 @@ FORBIDDEN = [
     ("patch", "guardpolicies.trimtab.dev"),
     ("patch", "clusterguardpolicies.trimtab.dev"),
     ("delete", "guardincidents.trimtab.dev"),
+    ("create", "runrequests.trimtab.dev"),
+    ("patch", "runrequests.trimtab.dev"),
     ("list", "secrets"),
     ("delete", "secrets"),
     ("patch", "jobs.batch"),
@@ -125,8 +130,10 @@ def test_the_operator_may_change_its_own_lease_and_no_other(installed: ControlPl
     ("role", "allowed", "refused"),
     [
         ("engineer", ("create", "trainingjobs.trimtab.dev"), ("patch", "guardpolicies.trimtab.dev")),
+        ("engineer", ("create", "runrequests.trimtab.dev"), ("patch", "runrequests.trimtab.dev")),
         ("policy-owner", ("patch", "guardpolicies.trimtab.dev"), ("create", "trainingjobs.trimtab.dev")),
         ("reviewer", ("get", "guardincidents.trimtab.dev"), ("patch", "trainingjobs.trimtab.dev")),
+        ("reviewer", ("get", "runrequests.trimtab.dev"), ("create", "runrequests.trimtab.dev")),
     ],
 )
 def test_people_get_the_part_that_is_theirs(
@@ -146,6 +153,42 @@ def test_people_get_the_part_that_is_theirs(
     assert not may(installed, f"a-{role}", *refused)
     for other in ("patch", "delete"):
         assert not may(installed, f"a-{role}", other, "guardincidents.trimtab.dev")
+
+
+def test_nobody_asks_in_another_users_name(installed: ControlPlane) -> None:
+    namespace = installed.create_namespace("asking")
+    bind = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": f"{NAMESPACE}-trimtab-engineer"}
+    users = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name} for name in ("ada", "grace")]
+    metadata = {"name": "engineers", "namespace": namespace}
+    installed.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": bind,
+            "subjects": users,
+        }
+    )
+
+    def ask(user: str, by: str, name: str) -> subprocess.CompletedProcess[str]:
+        text = as_documents([run_request(namespace, name, by=by)])
+        return installed.try_kubectl("create", "-f", "-", user=user, text=text)
+
+    # The policy takes a moment to come into force after it was installed.
+    for attempt in range(200):
+        foreign = ask("grace", "ada", f"foreign-{attempt}")
+        if foreign.returncode != 0:
+            break
+    assert "spec.by must be grace, the user who asks" in foreign.stderr
+    assert ask("ada", "ada", "own").returncode == 0
+    own = installed.kubectl("get", "rr", "own", f"-n={namespace}", "-o=jsonpath={.spec.by}")
+    assert own == "ada"
+
+
+def test_the_check_of_names_can_be_left_to_another_policy() -> None:
+    assert of_kind(render(namespace=NAMESPACE), "ValidatingAdmissionPolicy")
+    without = render("--set=requestAdmission.create=false", namespace=NAMESPACE)
+    assert not [each for each in without if each["kind"].startswith("ValidatingAdmissionPolicy")]
 
 
 def test_named_namespaces_are_the_only_ones_the_operator_reaches() -> None:
@@ -195,7 +238,7 @@ def test_an_upgrade_ends_no_operator_before_another_stands_by() -> None:
 def test_the_definitions_come_with_upgrades_and_stay_after_removal() -> None:
     definitions = of_kind(render(namespace=NAMESPACE), "CustomResourceDefinition")
     kinds = {each["spec"]["names"]["kind"] for each in definitions}
-    assert kinds == {"TrainingJob", "GuardPolicy", "ClusterGuardPolicy", "GuardIncident"}
+    assert kinds == {"TrainingJob", "GuardPolicy", "ClusterGuardPolicy", "GuardIncident", "RunRequest"}
     for each in definitions:
         assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert of_kind(render("--set=crds.install=false", namespace=NAMESPACE), "CustomResourceDefinition") == []

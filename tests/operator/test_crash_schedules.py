@@ -32,6 +32,12 @@ SCENARIOS = {
     "needs-human": Scenario(steps=30, damaged=frozenset(range(14, 200))),
     "stop-rule": replace(DAMAGED, action="Stop"),
     "bad-config": replace(DAMAGED, bad_config=True),
+    "paused-resumed": replace(DAMAGED, action="Pause", damaged=frozenset({14, 15, 16}), answers=(("Held", "Resume"),)),
+    "paused-rolled-back": replace(DAMAGED, action="Pause", answers=(("Held", "Rollback"),)),
+    "paused-stopped": replace(DAMAGED, action="Pause", answers=(("IncidentOpened", "Stop"),)),
+    "human-resumes": replace(DAMAGED, max_rollbacks=0, answers=(("NeedsHuman", "Resume"),)),
+    "human-rolls-back": replace(DAMAGED, max_rollbacks=0, answers=(("NeedsHuman", "Rollback"),)),
+    "refused": replace(DAMAGED, answers=(("IncidentOpened", "Resume"), ("TargetSelected", "Rollback"))),
 }
 DIES = ("before", "after")
 
@@ -40,9 +46,17 @@ def same(disturbed: ScriptedRun, undisturbed: ScriptedRun) -> None:
     check(disturbed)
     assert story(disturbed) == story(undisturbed)
     assert decisions(disturbed) == decisions(undisturbed)
+    assert answers(disturbed) == answers(undisturbed)
     assert disturbed.state.phase is undisturbed.state.phase
     if undisturbed.state.phase is RunPhase.COMPLETED:
         assert surviving_windows(disturbed) == surviving_windows(undisturbed)
+
+
+def answers(run: ScriptedRun) -> list[tuple[str, ...]]:
+    """What became of every request, and that it was answered once."""
+    uids = [one.uid for one in run.state.requests]
+    assert len(uids) == len(set(uids)), "a request was answered twice"
+    return [(one.uid, one.action, one.state) for one in run.state.requests]
 
 
 def singles(run: ScriptedRun) -> Iterator[tuple[int, str]]:

@@ -32,7 +32,7 @@ def registered(woken: Woken) -> kopf.OperatorRegistry:
 def test_no_handler_is_of_a_kind_for_which_kopf_adds_a_finalizer() -> None:
     registry = registered(Woken())
     watching = registry._watching.get_all_handlers()
-    assert {handler.fn.__name__ for handler in watching} == {"training_job", "guard_policy", "job"}
+    assert {handler.fn.__name__ for handler in watching} == {"training_job", "guard_policy", "job", "run_request"}
     for kind in (registry._changing, registry._spawning, registry._indexing, registry._webhooks):
         assert list(kind.get_all_handlers()) == []
     assert {str(handler.activity) for handler in registry._activities.get_all_handlers()} == {
@@ -61,4 +61,11 @@ async def test_an_event_is_only_a_hint_of_what_to_look_at() -> None:
     await functions["guard_policy"](body=policy, event={"type": "MODIFIED"})
     await functions["guard_policy"](body=policy, event={"type": "DELETED"})
     await functions["job"](namespace="team", labels={"trimtab.dev/job": "demo"})
-    assert woken.calls == [("see", body), ("see_policy", policy), ("wake", "team"), ("wake", "team", "demo")]
+    await functions["run_request"](namespace="team", spec={"job": "asked"})
+    assert woken.calls == [
+        ("see", body),
+        ("see_policy", policy),
+        ("wake", "team"),
+        ("wake", "team", "demo"),
+        ("wake", "team", "asked"),
+    ]

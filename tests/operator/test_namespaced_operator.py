@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from control_plane_fixture import ControlPlane
 from object_store_fixture import ADMIN, ObjectStoreServer
-from operator_objects import guard_policy, training_job
+from operator_objects import guard_policy, run_request, training_job
 from redis_fixture import ADMIN_USER, RedisServer
 from rendered_chart import render
 from server_process import free_ports
@@ -145,6 +145,33 @@ async def test_rights_in_one_namespace_are_enough_to_keep_a_job_from_its_first_w
         await scene.until_journaled(run, "RunEnded")
         with redis_server.client() as admin:
             await scene.until("the sweep of the user", lambda: redis_user(run) not in admin.acl_users())
+    assert "does not allow" not in scene.log.read_text()
+    assert "defect" not in scene.log.read_text()
+
+
+async def test_people_are_answered_with_the_rights_that_the_chart_gives(
+    scene: Scene, object_store: ObjectStoreServer
+) -> None:
+    def shown(name: str) -> str:
+        return scene.stored("rr", name).get("status", {}).get("state", "")
+
+    async with scene.operator():
+        run = await apply_job(scene, object_store, "asked")
+        await scene.until_journaled(run, "PolicyAccepted")
+        resume = run_request(scene.namespace, "resume", job="asked", action="Resume")
+        await asyncio.to_thread(scene.api.apply, resume)
+        await scene.until("the refusal", lambda: shown("resume") == "Refused")
+        message = scene.stored("rr", "resume")["status"]["message"]
+        assert message == "Resume is refused in phase Pending; what is legal there: Stop"
+
+        stop = run_request(scene.namespace, "stop", job="asked", action="Stop")
+        await asyncio.to_thread(scene.api.apply, stop)
+        await scene.until("the end", lambda: shown("stop") == "Done")
+        await scene.until("the phase", lambda: scene.stored("tj", "asked")["status"]["phase"] == "Stopped")
+    events = json.loads(scene.api.kubectl("get", "events", f"-n={scene.namespace}", "-o=json"))["items"]
+    told = {one["reason"]: one["message"] for one in events}
+    assert told["RequestRefused"].startswith("admin asks for Resume (the spike is known), which is refused: ")
+    assert told["StoppedByRequest"] == "admin asks for it"
     assert "does not allow" not in scene.log.read_text()
     assert "defect" not in scene.log.read_text()
 

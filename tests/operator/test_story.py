@@ -37,6 +37,7 @@ def told_by_runs() -> list[JournalRecord]:
         play(replace(DAMAGED, unrestorable=frozenset({10}))),
         play(Scenario(steps=30, damaged=frozenset(range(14, 200)))),
         play(replace(DAMAGED, action="Stop")),
+        play(replace(DAMAGED, action="Pause", answers=(("StartWorld", "Resume"), ("Held", "Rollback")))),
         play(replace(DAMAGED, refuses_skips=True)),
         play(Scenario(bad_config=True), on_tick=lambda run: setattr(run, "generation", 1 + (run.ticks > 8))),
         play(Scenario(steps=20), on_tick=crash),

@@ -9,7 +9,9 @@ from trimtab_policies.policy import AcceptedPolicy
 from trimtab_policies.verdicts import State
 
 
-def firings(policy: AcceptedPolicy, values: Iterable[float], resumed: Collection[int], *, attempt: int = 1) -> list[int]:
+def firings(
+    policy: AcceptedPolicy, values: Iterable[float], resumed: Collection[int], *, attempt: int = 1
+) -> list[int]:
     """The steps at which the policy's last rule fires."""
     engine = Engine([policy], attempt=attempt, resumed=resumed)
     return [one.step for one in losses(values) if engine.judge(one, [policy])[-1].state is State.FIRING]

@@ -14,7 +14,7 @@ from trimtab_operator.resources import API_VERSION
 from urllib3.exceptions import HTTPError
 
 from trimtab_cli.cluster_choice import ClusterChoice, KubernetesObject
-from trimtab_cli.errors import CliError, NotAllowed, NotFound, Unreachable
+from trimtab_cli.errors import CliError, NotAllowed, NotFound, Unreachable, UsageError
 from trimtab_cli.job_view import event_order
 
 TIMEOUT_SECONDS = (3.0, 10.0)
@@ -70,17 +70,31 @@ class Kubernetes:
         """GET a path of the API server."""
         return self._request("GET", path, query)
 
+    def user(self) -> str:
+        """The user that the API server takes us for."""
+        kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        review = self._request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", {}, kind)
+        return str(review["status"]["userInfo"]["username"])
+
+    def create_resource(self, plural: str, body: KubernetesObject) -> KubernetesObject:
+        """Create a custom resource in the chosen namespace; raises NotAllowed, and UsageError for a bad field."""
+        path = f"/apis/{API_VERSION}/namespaces/{self.namespace}/{plural}"
+        return self._request("POST", path, {"fieldValidation": "Strict"}, body)
+
     def delete(self, path: str) -> KubernetesObject:
         """DELETE an object, its dependents in the background."""
         return self._request("DELETE", path, {"propagationPolicy": "Background"})
 
-    def _request(self, method: str, path: str, query: Mapping[str, str]) -> KubernetesObject:
+    def _request(
+        self, method: str, path: str, query: Mapping[str, str], body: KubernetesObject | None = None
+    ) -> KubernetesObject:
         try:
             response = cast("Any", self._client).call_api(
                 path,
                 method,
                 query_params=list(query.items()),
-                header_params={"Accept": "application/json"},
+                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
@@ -104,6 +118,8 @@ class Kubernetes:
             item = _ITEM.search(path)
             what = f"{item['kind']} {item['name']} in namespace {item['namespace']}" if item else path
             return NotFound(f"There is no {what}.")
+        if status in {400, 422}:
+            return UsageError(f"The API server refuses: {said}")
         if status in {401, 403}:
             return NotAllowed(f"The API server refuses: {said}")
         return Unreachable(f"The API server {self.server} answered {status} to {path}: {said}")

@@ -1,4 +1,4 @@
-"""`trimtab job`: how training jobs are, and what happened to one."""
+"""`trimtab job`: how training jobs are, what happened to one, and how one goes on."""
 
 import json
 import time
@@ -8,6 +8,7 @@ import typer
 
 from trimtab_cli.access import Access, chosen_cluster
 from trimtab_cli.cluster_choice import KubernetesObject
+from trimtab_cli.commands import job_requests
 from trimtab_cli.following import changes
 from trimtab_cli.job_view import JOB_COLUMNS, describe, items, job_row, job_summary, section, status_line
 from trimtab_cli.options import (
@@ -21,6 +22,8 @@ from trimtab_cli.options import (
 from trimtab_cli.output import Format, Output
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
+for request in (job_requests.resume, job_requests.rollback, job_requests.stop):
+    app.command()(request)
 
 
 @app.command("list")

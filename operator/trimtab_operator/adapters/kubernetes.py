@@ -21,6 +21,7 @@ _RESOURCES: Mapping[Kind, Resource] = {
     Kind.GUARD_POLICY: Resource(_OURS, "guardpolicies"),
     Kind.CLUSTER_GUARD_POLICY: Resource(_OURS, "clusterguardpolicies", namespaced=False),
     Kind.GUARD_INCIDENT: Resource(_OURS, "guardincidents"),
+    Kind.RUN_REQUEST: Resource(_OURS, "runrequests"),
     Kind.JOB: Resource("batch/v1", "jobs"),
     Kind.SERVICE: Resource("v1", "services"),
     Kind.CONFIG_MAP: Resource("v1", "configmaps"),
@@ -77,6 +78,10 @@ class KubernetesCluster:
     async def guard_incident(self, namespace: str, name: str) -> KubernetesObject:
         """See `Cluster.guard_incident`."""
         return await self._server.get(_RESOURCES[Kind.GUARD_INCIDENT], namespace, name)
+
+    async def run_requests(self, namespace: str) -> tuple[KubernetesObject, ...]:
+        """See `Cluster.run_requests`."""
+        return await self._server.list(_RESOURCES[Kind.RUN_REQUEST], namespace)
 
     async def patch_status(
         self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], resource_version: str

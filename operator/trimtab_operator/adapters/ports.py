@@ -196,6 +196,7 @@ class Kind(StrEnum):
     GUARD_POLICY = "GuardPolicy"
     CLUSTER_GUARD_POLICY = "ClusterGuardPolicy"
     GUARD_INCIDENT = "GuardIncident"
+    RUN_REQUEST = "RunRequest"
     JOB = "Job"
     SERVICE = "Service"
     CONFIG_MAP = "ConfigMap"
@@ -265,6 +266,10 @@ class Cluster(Protocol):
 
     async def guard_incident(self, namespace: str, name: str) -> KubernetesObject:
         """One GuardIncident; raises NotFound."""
+        ...
+
+    async def run_requests(self, namespace: str) -> tuple[KubernetesObject, ...]:
+        """Every RunRequest of the namespace."""
         ...
 
     async def patch_status(

@@ -10,6 +10,7 @@ from trimtab_operator.resources.guard_incident import (
 )
 from trimtab_operator.resources.guard_policy import GuardPolicyStatus
 from trimtab_operator.resources.parsing import parse_training_job_spec, to_wire
+from trimtab_operator.resources.run_request import RunRequestSpec, RunRequestStatus, parse_run_request_spec
 from trimtab_operator.resources.training_job import MAX_NAME, TrainingJobSpec, TrainingJobStatus
 from trimtab_operator.resources.values import parse_duration
 
@@ -22,12 +23,15 @@ __all__ = [
     "GuardIncidentStatus",
     "GuardPolicyStatus",
     "IncidentPlan",
+    "RunRequestSpec",
+    "RunRequestStatus",
     "TrainingJobSpec",
     "TrainingJobStatus",
     "Trigger",
     "custom_resource_definitions",
     "incident_name",
     "parse_duration",
+    "parse_run_request_spec",
     "parse_training_job_spec",
     "to_wire",
     "to_yaml",

@@ -9,6 +9,7 @@ import yaml
 
 from trimtab_operator.resources.guard_incident import GuardIncidentSpec, GuardIncidentStatus
 from trimtab_operator.resources.guard_policy import policy_spec_schema, policy_status_schema
+from trimtab_operator.resources.run_request import RunRequestSpec, RunRequestStatus
 from trimtab_operator.resources.schema import Schema, structural_schema
 from trimtab_operator.resources.training_job import (
     MAX_NAME,
@@ -170,6 +171,23 @@ _KINDS = (
             Column("Phase", ".status.phase"),
             Column("Finding", ".status.finding"),
             Column("Outcome", ".status.outcome"),
+            _AGE,
+        ),
+    ),
+    _Kind(
+        kind="RunRequest",
+        plural="runrequests",
+        short="rr",
+        description="What a person asks of a run: to go on, to go back, to stop; answered once.",
+        spec=lambda: structural_schema(RunRequestSpec),
+        status=lambda: structural_schema(RunRequestStatus),
+        columns=(
+            Column("Job", ".spec.job"),
+            Column("Action", ".spec.action"),
+            Column("By", ".spec.by"),
+            Column("State", ".status.state"),
+            Column("Reason", ".spec.reason", priority=1),
+            Column("Message", ".status.message", priority=1),
             _AGE,
         ),
     ),

@@ -14,13 +14,9 @@ from trimtab_policies.checks import (
     REDUCTION_FIELDS,
 )
 from trimtab_policies.policy import GuardPolicySpec
-from trimtab_policies.rules import Action, OnNoData
 
 from trimtab_operator.resources.schema import Schema, add_rules, at, structural_schema
 from trimtab_operator.resources.values import Conditions, Count, Hash, LongText, Resource, list_map, validation
-
-OBEYED_ACTIONS = tuple(action for action in Action if action is not Action.PAUSE)
-"""What this operator does. A paused run needs a person's word to go on, for which there is no object yet."""
 
 _MAX_METRIC_NAME = 63
 """What the metric name's pattern allows; stated again because the cost estimate does not read patterns."""
@@ -46,8 +42,6 @@ def policy_spec_schema() -> Schema:
     schema = structural_schema(GuardPolicySpec)
     at(schema, "rules[].metric")["maxLength"] = _MAX_METRIC_NAME
     at(schema, "rules").update(list_map("name"))
-    at(schema, "rules[].action")["enum"] = [action.value for action in OBEYED_ACTIONS]
-    at(schema, "rules[].onNoData")["enum"] = [deed.value for deed in OnNoData if deed is not OnNoData.PAUSE]
     add_rules(schema, "rules[]", *_rule_rules())
     add_rules(
         schema,

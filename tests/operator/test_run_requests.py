@@ -1,0 +1,93 @@
+"""RunRequests at the API server and at the operator's door: what is stored and read, what is shown of the answer."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from control_plane_fixture import ControlPlane
+from operator_objects import guard_policy, run_request, training_job
+from trimtab_operator.adapters.kubernetes import KubernetesCluster
+from trimtab_operator.adapters.ports import Kind
+from trimtab_operator.errors import InvalidResource
+from trimtab_operator.resources import parse_run_request_spec
+from trimtab_operator.run_state import AnsweredRequest, RequestAction, RequestState
+from trimtab_operator.status import request_status
+
+
+@pytest.fixture
+async def cluster(api: ControlPlane) -> AsyncIterator[KubernetesCluster]:
+    made = await KubernetesCluster.connect(api.kubeconfig)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"action": "Hold"}, "spec.action"),
+        ({"action": "Skip"}, "spec.action"),
+        ({"action": "Approve"}, "spec.action"),
+        ({"action": "resume"}, "spec.action"),
+        ({"reason": ""}, "spec.reason"),
+        ({"reason": "x" * 1025}, "spec.reason"),
+        ({"by": ""}, "spec.by"),
+        ({"job": "Not A Name"}, "spec.job"),
+        ({"to": 300}, "spec.to"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_refused_by_its_field(
+    api: ControlPlane, changes: dict[str, Any], field: str
+) -> None:
+    assert field in api.refusal(run_request(api.create_namespace("asked"), **changes))
+
+
+@pytest.mark.parametrize("field", ["job", "action", "reason", "by"])
+def test_every_field_of_a_request_must_be_there(api: ControlPlane, field: str) -> None:
+    body = run_request(api.create_namespace("asked"))
+    del body["spec"][field]
+    assert f"spec.{field}" in api.refusal(body)
+
+
+@pytest.mark.parametrize("changes", [{"action": "Stop"}, {"by": "another"}, {"reason": "another"}, {"job": "other"}])
+def test_a_request_is_immutable(api: ControlPlane, changes: dict[str, Any]) -> None:
+    namespace = api.create_namespace("asked")
+    api.apply(run_request(namespace))
+    refusal = api.refusal(run_request(namespace, **changes))
+    assert "spec" in refusal
+    assert "is immutable: create another RunRequest" in refusal
+
+
+def test_policies_may_ask_for_a_pause(api: ControlPlane) -> None:
+    seen = {"name": "seen", "metric": "loss", "range": {"max": 9}, "action": "Notify", "onNoData": "Pause"}
+    loud = {"name": "loud", "metric": "loss", "range": {"max": 9}, "action": "Pause"}
+    api.apply(guard_policy(namespace=api.create_namespace("pause"), rules=[seen, loud]))
+
+
+async def test_the_answer_is_what_people_see_of_a_request(api: ControlPlane, cluster: KubernetesCluster) -> None:
+    namespace = api.create_namespace("asked")
+    api.apply(training_job(namespace=namespace), run_request(namespace, action="Stop"))
+    (body,) = await cluster.run_requests(namespace)
+    assert body["kind"] == "RunRequest"
+    spec = parse_run_request_spec(body)
+    assert (spec.job, spec.action, spec.by) == ("demo", RequestAction.STOP, "admin")
+    answer = AnsweredRequest(
+        uid=body["metadata"]["uid"],
+        name="demo-resume",
+        action=spec.action,
+        by=spec.by,
+        state=RequestState.DONE,
+        message="the run is stopped",
+        time="2026-01-01T00:00:00.000001+00:00",
+        done_at="2026-01-01T00:00:01.000001+00:00",
+    )
+    version = body["metadata"]["resourceVersion"]
+    await cluster.patch_status(Kind.RUN_REQUEST, namespace, "demo-resume", request_status(answer), version)
+    header, row = api.kubectl("get", "rr", f"-n={namespace}").splitlines()
+    assert header.split() == ["NAME", "JOB", "ACTION", "BY", "STATE", "AGE"]
+    assert row.split()[:-1] == ["demo-resume", "demo", "Stop", "admin", "Done"]
+
+
+def test_a_request_of_another_version_is_named_and_left_alone() -> None:
+    body = run_request(action="Teleport")
+    with pytest.raises(InvalidResource, match=r"RunRequest demo-resume cannot be read: look at spec\.action"):
+        parse_run_request_spec(body)
