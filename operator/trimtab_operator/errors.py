@@ -10,6 +10,7 @@ OperatorError
     ├── Fenced              another operator leads; stop acting
     ├── NotFound            the object does not exist
     ├── StoreRefused        wrong bucket, credentials or rights; says which field to correct
+    │   └── CredentialsRefused  S3 does not take the credentials for what they are; says which half is wrong
     ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
     ├── JournalBroken       a run's journal was altered or lost records; nothing may be decided from it
     ├── InvalidResource     an object the API server or the operator refuses; says which field to correct
@@ -55,6 +56,10 @@ class NotFound(PermanentError):
 
 class StoreRefused(PermanentError):
     """S3 answered and refused: bucket, credentials or rights."""
+
+
+class CredentialsRefused(StoreRefused):
+    """S3 does not know the access key, or the secret key is not the one that belongs to it."""
 
 
 class AuditStoreUnfit(PermanentError):

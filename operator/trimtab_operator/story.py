@@ -88,7 +88,9 @@ def _ends(after: After, told: str) -> str:
 
 
 def _lost(after: After, told: str) -> str:
-    return f"world {after.get('world')} has ended ({after.get('reason')}): {told}"
+    reason = str(after.get("reason"))
+    why = told.removeprefix(reason).removeprefix(": ")
+    return f"world {after.get('world')} has ended ({reason})" + (f": {why}" if why else "")
 
 
 def _held(after: After, told: str) -> str:

@@ -17,10 +17,18 @@ _P = RunPhase
 SUSPENDED = "Suspended"
 """Why a world was told to end, and how it ended: asked for by `spec.suspend`, no fault."""
 
+HUNG = "Hung"
+"""How a world ended that was told to because it made no progress."""
 RUN_FAILED = "RunFailed"
 """Likewise: the run has failed, and this world held for ever."""
 EDITED = "Edited"
 """Likewise: it could not start as the job was written, and the job was corrected."""
+
+_WHY_ENDED = {
+    SUSPENDED: "spec.suspend is true",
+    RUN_FAILED: "the run has failed",
+    EDITED: "the job was edited before this world could start",
+}
 
 _OVER = frozenset({PodsState.GONE, PodsState.ABSENT})
 _MAY_FAIL = frozenset({_P.PENDING, _P.WATCHING, _P.PROBATION, _P.RESTORING, _P.DIAGNOSING_RESTORED})
@@ -83,7 +91,7 @@ def _tell_to_end(state: RunState, observation: Observation, why: str) -> Command
             phase=Phase.INTENT,
             id=state.next_id(incident),
             incident=incident,
-            reason={"message": why},
+            reason={"message": _WHY_ENDED.get(why, why)},
             after={"world": observation.pods.world, "pods": list(observation.pods.names), "why": why},
         )
     )
@@ -108,7 +116,7 @@ def _lost(state: RunState, observation: Observation, world: World) -> Command:
     elif world.told_to_end == EDITED:
         reason = EDITED
     elif world.told_to_end:
-        reason = "Hung"
+        reason = HUNG
     elif terminated or pods.evicted:
         reason = Reason.TERMINATED.value
     after: dict[str, Any] = {"world": world.number, "reason": reason, "hung": world.told_to_end}
@@ -117,10 +125,12 @@ def _lost(state: RunState, observation: Observation, world: World) -> Command:
     details = "; ".join(
         f"{item.reason.value}: {item.detail}" if item.detail else item.reason.value for item in messages
     )
-    gone = "its Job does not exist any more" if pods.state is PodsState.ABSENT else reason
-    return drafts.record(
-        state, JournalAction.WORLD_LOST, reason={"message": details or pods.trouble or gone}, after=after
-    )
+    absent = pods.state is PodsState.ABSENT
+    silent = "its Job does not exist any more" if absent else "its pods ended and left no word why"
+    message = details or pods.trouble or silent
+    if reason in {SUSPENDED, EDITED, HUNG}:
+        message = _WHY_ENDED.get(reason) or world.told_to_end
+    return drafts.record(state, JournalAction.WORLD_LOST, reason={"message": message}, after=after)
 
 
 def _messages(observation: Observation, world: World) -> list[TerminationMessage]:

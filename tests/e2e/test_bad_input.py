@@ -37,7 +37,7 @@ def test_a_job_waits_for_each_thing_it_lacks_and_starts_when_the_last_one_is_the
     spec["checkpoint"]["uri"] = f"s3://training/{CHECKPOINT_ROOT}"
     wrong = base64.b64encode(b"mistyped").decode()
     namespace.apply(job, _secret({**good, "AWS_SECRET_ACCESS_KEY": wrong}))
-    _says(namespace, "waiting", "spec.checkpoint.credentialsSecretRef: its identity may not list", "StoreRefused")
+    _says(namespace, "waiting", "spec.checkpoint.credentialsSecretRef: the secret key is wrong", "StoreRefused")
 
     namespace.apply(_secret(good))
     _says(namespace, "waiting", f"GuardPolicy guard does not exist in namespace {namespace.name}", "PolicyMissing")

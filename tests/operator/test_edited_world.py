@@ -46,7 +46,8 @@ def test_it_is_told_to_end_when_the_job_is_edited() -> None:
     command = next_command(state(), waiting())
     assert command is not None
     assert command.draft.action is JournalAction.END_WORLD
-    assert (command.draft.reason or {})["message"] == "Edited"
+    assert (command.draft.after or {})["why"] == "Edited"
+    assert (command.draft.reason or {})["message"] == "the job was edited before this world could start"
 
 
 @pytest.mark.parametrize(

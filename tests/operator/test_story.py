@@ -1,6 +1,7 @@
 """What people are told: every action of a run has a sentence of its own, and no text of a trainer can play tricks."""
 
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,14 @@ DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)))
 def crash(run: ScriptedRun) -> None:
     if run.ticks == 8:
         run.world.die(Ending.PEER_LOST)
+
+
+def suspend(run: ScriptedRun) -> None:
+    run.suspend = run.ticks >= 8
+
+
+def hang(run: ScriptedRun) -> None:
+    run.world.hung = run.world.hung or run.ticks == 8
 
 
 def blind(run: ScriptedRun) -> None:
@@ -155,3 +164,30 @@ def test_a_world_that_is_told_to_end_says_why(why: str, kind: EventType, reason:
 def test_a_blind_rule_is_told_once_as_a_warning() -> None:
     told = [one for one in play(Scenario(steps=20), on_tick=blind).announced if one.action == "MetricMissing"]
     assert [event_of(one) for one in told] == [(EventType.WARNING, Reason.METRIC_MISSING, "did you mean loss?")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told", "says"),
+    [
+        ("Edited", "Edited", "world 1 has ended (Edited)"),
+        ("Crashed", "Crashed: out of memory", "world 1 has ended (Crashed): out of memory"),
+        ("Hung", "no progress for 60 s", "world 1 has ended (Hung): no progress for 60 s"),
+    ],
+)
+def test_how_a_world_ended_is_said_once(reason: str, told: str, says: str) -> None:
+    record = fact(JournalAction.WORLD_LOST, after={"world": 1, "reason": reason}, reason={"message": told})
+    assert sentence(record) == says
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (suspend, "(Suspended): spec.suspend is true"),
+        (hang, "(Hung): no progress"),
+    ],
+)
+def test_a_world_that_was_told_to_end_has_ended_for_what_it_was_told(
+    happens: Callable[[ScriptedRun], None], says: str
+) -> None:
+    told = [sentence(one) for one in play(Scenario(steps=20), on_tick=happens).announced if one.action == "WorldLost"]
+    assert told[0] == f"world 1 has ended {says}"

@@ -84,7 +84,7 @@ def test_a_job_names_each_thing_it_lacks_and_starts_when_the_last_one_is_there(
 
     checkpoint["uri"] = f"s3://{bucket}/prefix"
     api.apply(job, _secret(namespace, AWS_ACCESS_KEY_ID=ADMIN.access_key, AWS_SECRET_ACCESS_KEY="mistyped"))
-    _waits(api, namespace, "spec.checkpoint.credentialsSecretRef: its identity may not list", "StoreRefused")
+    _waits(api, namespace, "spec.checkpoint.credentialsSecretRef: the secret key is wrong", "StoreRefused")
 
     api.apply(good)
     _waits(api, namespace, f"GuardPolicy demo does not exist in namespace {namespace}", "PolicyMissing")

@@ -15,6 +15,11 @@ from trimtab_cli.errors import NotAllowed, NotFound, Unreachable
 
 CHUNK_BYTES = 1 << 20
 
+_WRONG_CREDENTIALS = {
+    "SignatureDoesNotMatch": "the secret key is wrong: it is not the one that belongs to this access key",
+    "InvalidAccessKeyId": "the access key is wrong: S3 does not know it",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
@@ -94,7 +99,8 @@ class ObjectStore:
                 raise NotFound(f"{key} does not exist ({where}).") from error
             if code == "NoSuchBucket":
                 raise NotFound(f"The bucket {self.address.bucket} does not exist at {where}.") from error
-            raise NotAllowed(f"{where} refuses {key} ({code}): are these the right credentials?") from error
+            why = _WRONG_CREDENTIALS.get(code, "are these the right credentials?")
+            raise NotAllowed(f"{where} refuses {key}: {why} ({code})") from error
         except (BotoCoreError, HTTPError, OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise Unreachable(f"{where} does not answer: {reason}") from error

@@ -23,7 +23,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from trimtab_operator.errors import NotFound, StoreRefused, StoreUnavailable
+from trimtab_operator.errors import CredentialsRefused, NotFound, StoreRefused, StoreUnavailable
 
 CONNECT_SECONDS, READ_SECONDS = 3.0, 5.0
 THREADS = 16
@@ -37,6 +37,12 @@ DEFAULT_REGION = "us-east-1"
 _ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
 _TAKEN = frozenset({"PreconditionFailed", "412"})
 _RACING = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
+_WRONG_CREDENTIALS: Mapping[str, str] = {
+    "SignatureDoesNotMatch": "the secret key is wrong: it is not the one that belongs to this access key",
+    "InvalidAccessKeyId": "the access key is wrong: S3 does not know it",
+    "InvalidToken": "the session token is wrong",
+    "ExpiredToken": "the session token has expired",
+}
 _MAKING_CLIENTS = Lock()
 _Result = TypeVar("_Result")
 
@@ -228,4 +234,6 @@ def _translated(what: str, error: ClientError) -> Exception:
         return NotFound(f"{what}: it does not exist ({code})")
     if status >= 500 or status in {408, 429} or code in {"SlowDown", "RequestTimeout", "Throttling"}:
         return StoreUnavailable(f"{what}: S3 cannot serve now ({code or status})")
+    if code in _WRONG_CREDENTIALS:
+        return CredentialsRefused(f"{_WRONG_CREDENTIALS[code]} ({code})")
     return StoreRefused(f"{what}: S3 refuses ({code or status})")

@@ -25,6 +25,7 @@ from trimtab_operator.adapters.ports import MAX_OBJECT_BYTES, Appended
 from trimtab_operator.errors import (
     AuditStoreUnfit,
     Conflict,
+    CredentialsRefused,
     NotFound,
     OperatorError,
     StoreRefused,
@@ -175,6 +176,9 @@ class S3CheckpointStore:
         except NotFound as error:
             message = f"checkpoint.uri: bucket {self._bucket.name!r} does not exist; create it or correct the field"
             raise StoreRefused(message) from error
+        except CredentialsRefused as error:
+            message = f"checkpoint.credentialsSecretRef: {error}; correct the Secret"
+            raise CredentialsRefused(message) from error
         except StoreRefused as error:
             message = (
                 f"checkpoint.credentialsSecretRef: its identity may not list bucket {self._bucket.name!r} of "
