@@ -18,7 +18,6 @@ What the order of a log says, precisely:
   records, for ever if need be; a log has no more to give.
 """
 
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
@@ -34,6 +33,8 @@ GAP_FACTOR = 5
 LATE_RECORDS = 8
 _JUMPS = 5
 _FEWEST_JUMPS = 3
+_encode = msgspec.msgpack.Encoder().encode
+_Value = TypeVar("_Value")
 
 
 class Beginning(Enum):
@@ -179,14 +180,9 @@ class LogHistory:
 
 def content_of(point: LogPoint) -> int:
     """A hash of what a point says of its step, bit for bit, so that NaN equals NaN; the time does not count."""
-    scalars = point.scalars
-    said = (tuple(scalars), array("d", scalars.values()).tobytes())
     if not point.vectors:
-        return hash(said)
-    return hash((said, tuple((name, vector.shape, vector.data) for name, vector in point.vectors.items())))
-
-
-_Value = TypeVar("_Value")
+        return hash(_encode(dict(point.scalars)))
+    return hash(_encode((dict(point.scalars), dict(point.vectors))))
 
 
 def _chosen(values: Mapping[str, _Value], metrics: frozenset[str]) -> dict[str, _Value]:
