@@ -287,6 +287,7 @@ class ScriptedRun:
                 policies=(guard,), mode="Enforce", from_attempt=max(1, state.attempt), from_step=judged + 1
             ),
             judged_step=judged,
+            green_step=judged,
             firing=firing,
             missing_metrics=self.missing,
             claims=tuple(

@@ -51,6 +51,7 @@ class GuardView:
                 uid=one.uid,
                 generation=one.generation,
                 hash=one.hash,
+                mode=one.mode.value,
             )
             for one in self.policies
         )

@@ -32,6 +32,8 @@ class PolicyIdentity(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     generation: int
     hash: str
+    mode: str = ""
+    """The policy's own mode, so that the trail can say whether it may act."""
 
 
 class RemediationSettings(msgspec.Struct, frozen=True, kw_only=True):

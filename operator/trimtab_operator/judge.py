@@ -46,7 +46,9 @@ class Judge:
         self.metrics: frozenset[str] = frozenset()
         """The names of every scalar and vector that any record carried."""
         self._history: History | None = None
+        self._healthy: dict[tuple[str, str], int] = {}
         self._engine: Engine | None = None
+        self._in_force: Mapping[str, int] = {}
         self._resumed: frozenset[int] = frozenset()
         self._now = 0.0
 
@@ -54,6 +56,11 @@ class Judge:
     def judged_step(self) -> int:
         """The last step of the current attempt that was judged without a gap."""
         return self._history.next_step - 1 if self._history is not None else 0
+
+    @property
+    def green_step(self) -> int:
+        """The last step by which every rule that acts has found its metric healthy; 0 where one never has, or none acts."""
+        return min(self._healthy.values(), default=0)
 
     @property
     def missing_step(self) -> int | None:
@@ -67,7 +74,7 @@ class Judge:
             or self._history.attempt != state.attempt
             or self._resumed != state.resumed(state.attempt)
             or self._engine is None
-            or not {policy.hash for policy in self._judging(state)} <= self._engine.hashes
+            or self._in_force != self._acceptances(state)
         )
 
     def wanted(self, state: RunState) -> tuple[tuple[Segment, ...], int]:
@@ -89,8 +96,16 @@ class Judge:
             first = record.step
         self._history = History(_lineage(state), state.attempt, kept=KEPT_RECORDS, first_step=first)
         self._resumed = state.resumed(state.attempt)
-        self._engine = Engine(self._judging(state), attempt=state.attempt, start_step=start, resumed=self._resumed)
+        self._in_force = self._acceptances(state)
+        self._engine = Engine(
+            self._judging(state),
+            attempt=state.attempt,
+            start_step=start,
+            resumed=self._resumed,
+            in_force=self._in_force,
+        )
         self.firing, self.notes, self.last = None, (), None
+        self._healthy = {}
         self.take(tuple(record for record in records if record.step >= first), state)
 
     def take(self, records: tuple[MetricRecord, ...], state: RunState) -> None:
@@ -126,12 +141,25 @@ class Judge:
 
     def _judging(self, state: RunState) -> list[AcceptedPolicy]:
         """The policies that judge records of the current attempt: those in force when it began, and since."""
-        start = state.attempts[-1].branch_step
-        first = state.guard_at(state.attempt, start + 1)
-        since = [guard for guard in state.guards if guard.from_attempt == state.attempt and guard.from_step > start]
-        guards = [first, *since] if first is not None else since
-        wanted = dict.fromkeys(identity.hash for guard in guards for identity in guard.policies)
-        return [self.texts[hashed] for hashed in wanted if hashed in self.texts]
+        return [self.texts[hashed] for hashed in self._acceptances(state)]
+
+    def _acceptances(self, state: RunState) -> Mapping[str, int]:
+        """By hash of a policy at hand, the first step of the current attempt for which it is in force as it is now.
+
+        A text that returns after another, or may act after it could only observe, is in force anew: its rules do not
+        hold old records against the run.
+        """
+        first = state.attempts[-1].branch_step + 1
+        begun = state.guard_at(state.attempt, first)
+        since = [guard for guard in state.guards if guard.from_attempt == state.attempt and guard.from_step > first]
+        accepted: dict[str, int] = {}
+        before: set[tuple[str, str]] = set()
+        for guard in [begun, *since] if begun is not None else since:
+            step = first if guard is begun else guard.from_step
+            now = {(identity.hash, guard.mode) for identity in guard.policies if identity.hash in self.texts}
+            accepted.update({hashed: step for hashed, _ in now - before})
+            before = now
+        return accepted
 
     def _judge(self, history: History, engine: Engine, guard: AcceptedGuard | None) -> None:
         if guard is None:
@@ -140,6 +168,7 @@ class Judge:
         identities = {identity.hash: identity for identity in guard.policies}
         verdicts = engine.verdicts(policies, now=self._now)
         mode = Mode(guard.mode)
+        self._note_health(verdicts, mode)
         decision = decide(verdicts, guard_mode=mode)
         winner, action = decision.winner, decision.action
         settled = max(self._resumed, default=0)
@@ -153,6 +182,12 @@ class Judge:
             *self.notes,
             *(note for note in fresh if note and (note.policy, note.rule, note.attempt, note.step) not in known),
         )
+
+    def _note_health(self, verdicts: tuple[Verdict, ...], mode: Mode) -> None:
+        acting = {(one.policy.hash, one.rule.name): one for one in verdicts if allowed_action(one, mode) in _ACTING}
+        self._healthy = {
+            key: one.step if one.state is State.HEALTHY else self._healthy.get(key, 0) for key, one in acting.items()
+        }
 
 
 def _lineage(state: RunState) -> Lineage:

@@ -187,7 +187,9 @@ class Observation:
 
     `now` is wall time (RFC 3339, UTC), used only for the budget's window; `overdue` says that the current wait ran
     past its deadline on the operator's own monotonic clock. `judged_step` is the last step of the current attempt
-    that was judged without a gap; `firing` the latch of the highest enforced rule firing on it.
+    that was judged without a gap; `green_step` the last one up to which every enforced rule that acts has found its
+    metric healthy, 0 while one of them has found nothing yet, or where none acts; `firing` the latch of the highest
+    enforced rule firing on it.
     """
 
     job: str
@@ -199,6 +201,7 @@ class Observation:
     hung: str = ""
     guard: AcceptedGuard | None = None
     judged_step: int = 0
+    green_step: int = 0
     firing: Latch | None = None
     notes: tuple[FiringRule, ...] = ()
     missing_metrics: tuple[MissingMetric, ...] = ()

@@ -121,6 +121,7 @@ class Observer:
             hung=hung,
             guard=_accepted(surveyed.guard, state, judge),
             judged_step=judge.judged_step,
+            green_step=judge.green_step,
             firing=judge.firing,
             notes=judge.notes,
             missing_metrics=missing_metrics,

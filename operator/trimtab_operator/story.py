@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trimtab_contract.journal import JournalRecord, Phase
+from trimtab_policies.policy import Mode
 
 from trimtab_operator.adapters.ports import EventType
 from trimtab_operator.reasons import Reason
@@ -129,9 +130,16 @@ def _checkpoint(after: After, _told: str) -> str:
 
 def _accepted(after: After, _told: str) -> str:
     guard = after["guard"]
-    names = ", ".join(f"{one['name']} generation {one['generation']}" for one in guard["policies"])
+    names = ", ".join(
+        f"{one['name']} generation {one['generation']} ({_effective(one, guard['mode'])})" for one in guard["policies"]
+    )
     since = f"from step {guard['from_step']} of attempt {guard['from_attempt']} on"
-    return f"{names or 'no policy'} judges {since} ({guard['mode']})"
+    return f"{names or 'no policy'} judges {since}"
+
+
+def _effective(policy: After, guard_mode: str) -> str:
+    """Observe, of the policy or of the job's guard, wins."""
+    return guard_mode if guard_mode == Mode.OBSERVE else policy.get("mode") or guard_mode
 
 
 def _fired(after: After, told: str) -> str:

@@ -189,21 +189,23 @@ def test_a_failed_verification_quarantines_whatever_was_thought_before(before: s
 
 
 @pytest.mark.parametrize(
-    ("changes", "judged", "certified"),
+    ("changes", "judged", "green", "certified"),
     [
-        ({}, 120, True),
-        ({}, 119, False),
-        ({"phase": RunPhase.PROBATION, "incident": incident(held_step=300)}, 120, False),
-        ({"attempts": attempts((None, 0), (1, 70))}, 120, False),
-        ({"checkpoints": (checkpoint(80, state="Committed"),)}, 120, False),
+        ({}, 120, 81, True),
+        ({}, 119, 119, False),
+        ({}, 120, 80, False),
+        ({}, 120, 0, False),
+        ({"phase": RunPhase.PROBATION, "incident": incident(held_step=300)}, 120, 120, False),
+        ({"attempts": attempts((None, 0), (1, 70))}, 120, 120, False),
+        ({"checkpoints": (checkpoint(80, state="Committed"),)}, 120, 120, False),
     ],
-    ids=["old enough", "too new", "in probation", "abandoned", "not verified"],
+    ids=["old enough", "too new", "not seen since", "never seen", "in probation", "abandoned", "not verified"],
 )
 def test_a_checkpoint_is_certified_after_enough_green_steps_of_the_surviving_history(
-    changes: dict[str, Any], judged: int, certified: bool
+    changes: dict[str, Any], judged: int, green: int, certified: bool
 ) -> None:
     state = run_state(**{"checkpoints": (checkpoint(80),), **changes})
-    found = drafted(state, observed(judged_step=judged))
+    found = drafted(state, observed(judged_step=judged, green_step=green))
     assert (found is not None and found[0] is JournalAction.CERTIFIED) is certified
 
 

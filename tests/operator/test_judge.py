@@ -273,6 +273,40 @@ def test_absence_rolls_back_only_where_the_rule_says_that_it_is_a_breach() -> No
     assert (judge.firing.first_bad_step, judge.firing.flagged, judge.firing.observed) == (11, (10, 14), "none")
 
 
+@pytest.mark.parametrize("mended", ["policy", "job"])
+def test_what_was_recorded_before_an_edit_is_held_against_nobody(mended: str) -> None:
+    """From Observe to Enforce under a rule that has been breached for long: the streak begins with the edit."""
+    strict = {"name": "strict", "metric": "loss", "range": {"max": 1.0}, "forRecords": 5, "action": "Rollback"}
+    watching = policy(strict, mode="Observe" if mended == "policy" else "Enforce")
+    acting = policy(strict, generation=2) if mended == "policy" else watching
+    before = guarded(watching, mode="Enforce" if mended == "policy" else "Observe")
+    state = run_state(guards=(before,))
+    judge = judge_of(state, run(healthy(60)), watching)
+    assert judge.firing is None
+    judge.texts[acting.hash] = acting
+    edited = run_state(guards=(before, guarded(acting, step=61)))
+    assert judge.needs_loading(edited)
+    judge.begin(edited, tuple(run(healthy(64))))
+    assert judge.firing is None
+    judge.take(tuple(run(healthy(66)))[64:], edited)
+    assert judge.firing is not None
+    assert (judge.firing.first_bad_step, judge.firing.fired_step) == (61, 65)
+    assert not judge.needs_loading(edited)
+
+
+def test_green_is_what_every_rule_that_acts_has_seen_to_be_healthy() -> None:
+    sparse = {"name": "mismatch", "metric": "replica_mismatch", "range": {"max": 0}, "action": "Rollback"}
+    never = {"name": "typo", "metric": "gradnorm", "range": {"max": 9}, "action": "Notify"}
+    one = policy(SPIKE, sparse, never)
+    records = run(healthy(40))
+    records[24] = msgspec.structs.replace(records[24], scalars={**records[24].scalars, "replica_mismatch": 0.0})
+    state = run_state(guards=(guarded(one),))
+    assert judge_of(state, records[:24], one).green_step == 0
+    assert judge_of(state, records, one).green_step == 25
+    observed = run_state(guards=(guarded(one, mode="Observe"),))
+    assert judge_of(observed, records, one).green_step == 0
+
+
 # A person let the run go on -----------------------------------------------------------------------------------------
 
 PAUSE = {**LOUD, "action": "Pause"}

@@ -85,7 +85,7 @@ def test_the_story_of_an_incident_names_its_numbers() -> None:
     told = [sentence(record) for record in play(DAMAGED).announced if record.phase is not Phase.RESULT]
     story = "\n".join(told)
     for words in (
-        "guard generation 1 judges from step 1 of attempt 1 on (Enforce)",
+        "guard generation 1 (Enforce) judges from step 1 of attempt 1 on",
         "world 1 starts from the seed",
         "world 1 trains",
         "every rank holds after step",
