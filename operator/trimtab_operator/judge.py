@@ -59,7 +59,7 @@ class Judge:
 
     @property
     def green_step(self) -> int:
-        """The last step by which every rule that acts has found its metric healthy; 0 where one never has, or none acts."""
+        """The last step by which every rule that acts found its metric healthy; 0 where one never did, or none acts."""
         return min(self._healthy.values(), default=0)
 
     @property
