@@ -61,12 +61,11 @@ class Arming:
 
     def pending(self, record: MetricRecord) -> Reason | None:
         """Why the rule is not armed at this record; None when it is."""
-        held_back = self.held_back(record)
-        if held_back is Reason.NOT_YET_ARMED:
-            return held_back
+        if record.step <= self._after:
+            return Reason.NOT_YET_ARMED
         if record.step < self._resumption.since and record.attempt == self._resumption.attempt:
             return Reason.NOT_YET_IN_FORCE
-        return held_back
+        return self.held_back(record) if self._grace else None
 
     def held_back(self, record: MetricRecord) -> Reason | None:
         """Whether `afterSteps` or `graceSteps` holds the rule back at this record, and behind it until the next."""
