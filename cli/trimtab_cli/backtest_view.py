@@ -1,11 +1,9 @@
 """A backtest's results as text and as JSON. Pure."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 from trimtab_policies.backtest import LogReport
 from trimtab_policies.backtest.comparison import Difference
 from trimtab_policies.backtest.events import Counts, Event, Incident
@@ -16,6 +14,7 @@ from trimtab_policies.rules import Action
 from trimtab_policies.verdicts import State
 
 from trimtab_cli.backtest_run import LogResult
+from trimtab_cli.json_values import json_value
 
 EVENT_COLUMNS = ("Would have", "Rule", "At step", "Since", "Observed", "Threshold", "Records", "Then")
 SUMMARY_COLUMNS = (
@@ -172,18 +171,18 @@ def as_json(result: LogResult) -> dict[str, Any]:
     answer: dict[str, Any] = {"log": str(result.path), "problem": result.problem or None}
     if result.reading is not None:
         answer["reader"] = result.reader
-        answer["reading"] = msgspec.to_builtins(result.reading, str_keys=True)
+        answer["reading"] = json_value(result.reading)
     if result.report is not None:
-        report = cast("dict[str, Any]", msgspec.to_builtins(result.report, str_keys=True))
+        report = json_value(result.report)
         report.pop("curves")
         for tally, told in zip(result.report.rules, report["rules"], strict=True):
             told["blind"] = tally.is_blind
-        report["alarms_per_10000_records"] = result.report.alarms_per_10000_records
-        report["alarms_per_10000_steps"] = result.report.alarms_per_10000_steps
+        report["alarmsPer10000Records"] = result.report.alarms_per_10000_records
+        report["alarmsPer10000Steps"] = result.report.alarms_per_10000_steps
         answer["report"] = report
     if result.difference is not None:
-        answer["difference"] = msgspec.to_builtins(result.difference, str_keys=True)
-    return cast("dict[str, Any]", _finite(answer))
+        answer["difference"] = json_value(result.difference)
+    return answer
 
 
 def _rule(found: Event | Incident, report: LogReport) -> str:
@@ -209,13 +208,3 @@ def _words(name: str) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in cast("Mapping[str, object]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in cast("Sequence[object]", value)]
-    return value

@@ -1,5 +1,6 @@
 """A TrainingJob, its incidents and its Events in words. Pure."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -31,16 +32,23 @@ def job_summary(job: Body) -> dict[str, Any]:
         "uid": job["metadata"]["uid"],
         "phase": status.get("phase") or "Pending",
         "steps": section(section(job["spec"], "trainer"), "config").get("steps"),
+        "step": status.get("step"),
+        "loss": _number(status.get("loss")),
         **{
-            name: status.get(name)
-            for name in ("step", "loss", "attempt", "rollbacks", "restarts", "checkpoint", "incident", "message")
+            name: status.get(name) for name in ("attempt", "rollbacks", "restarts", "checkpoint", "incident", "message")
         },
     }
 
 
+def _number(text: str | None) -> float | str | None:
+    """The number that a field of the status holds as text; one that is not finite stays text, as JSON has none."""
+    number = None if text is None else float(text)
+    return number if number is None or math.isfinite(number) else str(number)
+
+
 def job_row(job: Body, now: float) -> tuple[str, ...]:
     """One row under `JOB_COLUMNS`."""
-    summary = job_summary(job)
+    summary = {**job_summary(job), "loss": section(job, "status").get("loss")}
     names = ("name", "namespace", "phase", "step", "loss", "attempt", "rollbacks", "checkpoint")
     cells = tuple("-" if summary[name] is None else str(summary[name]) for name in names)
     return (*cells, age(str(job["metadata"]["creationTimestamp"]), now))
@@ -60,8 +68,9 @@ def status_line(job: Body) -> str:
     summary = job_summary(job)
     step = f"step {summary['step'] or 0}" + (f" of {summary['steps']}" if summary["steps"] else "")
     parts = [str(summary["phase"]), step]
-    if summary["loss"] is not None:
-        parts.append(f"loss {summary['loss']}")
+    loss = section(job, "status").get("loss")
+    if loss is not None:
+        parts.append(f"loss {loss}")
     parts.append(f"attempt {summary['attempt'] or 0}")
     if summary["checkpoint"]:
         parts.append(f"checkpoint {summary['checkpoint']}")

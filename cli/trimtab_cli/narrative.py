@@ -3,16 +3,24 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.incidents import Incident
 from trimtab_operator.run_state import JournalAction
 from trimtab_operator.story import sentence
+
+from trimtab_cli.json_values import renamed
 
 
 def record_line(record: JournalRecord) -> str:
     """One record: number, time of day, what it is and what it says."""
     phase = f" {record.phase.lower()}" if record.phase else ""
     return f"{record.seq:>5}  {record.time[:19].replace('T', ' ')}  {record.action + phase:<22}  {words(record)}"
+
+
+def record_row(record: JournalRecord, record_hash: str) -> dict[str, Any]:
+    """One record as `-o json` prints it: everything it holds, the hash of its bytes, and what it says in words."""
+    return {**renamed(msgspec.to_builtins(record)), "hash": record_hash, "says": words(record)}
 
 
 def words(record: JournalRecord) -> str:

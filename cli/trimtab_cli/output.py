@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, TypeVar
 
-import msgspec
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 from trimtab_operator.story import printable
+
+from trimtab_cli.json_values import json_value
 
 _WIDTH_WITHOUT_TERMINAL = 240
 _LONGEST_LINE = 4000
@@ -43,7 +44,7 @@ class Output:
     def result(self, value: Any, show: Callable[[], None]) -> None:
         """The answer: `value` as JSON, or whatever `show` prints."""
         if self.json:
-            print(json.dumps(msgspec.to_builtins(value, str_keys=True), indent=2, ensure_ascii=False))
+            print(json.dumps(json_value(value), indent=2, ensure_ascii=False))
         else:
             show()
 

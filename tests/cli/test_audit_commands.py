@@ -1,6 +1,7 @@
 """`trimtab audit` on a real S3 server, as a reviewer uses it: with the bucket and nothing else."""
 
 import json
+import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from click.testing import Result
 from object_store_fixture import ADMIN, ObjectStoreServer
 from rollback_trail import INCIDENT, TrailOptions, audit_objects, rollback_trail
 from trimtab_cli.__main__ import app, main
+from trimtab_contract.journal import record_hash
 from trimtab_contract.keys import RunId, journal_record
 from typer.testing import CliRunner
 
@@ -127,6 +129,29 @@ def test_the_trail_of_a_deleted_job_is_found_by_its_name(audit: Audit) -> None:
     assert len(result.stdout.splitlines()) == len(rollback_trail())
 
 
+def test_a_trail_as_json_holds_what_a_reviewer_would_check(audit: Audit) -> None:
+    shown = audit.trimtab("audit", "show", str(audit.run), "-o", "json").stdout
+    rows = json.loads(shown)
+    bodies = rollback_trail(TrailOptions(run=audit.run))
+    assert [row["seq"] for row in rows] == [seq for seq, _ in bodies]
+    assert [row["hash"] for row in rows] == [record_hash(body) for _, body in bodies]
+    assert [row["prev"] for row in rows[1:]] == [row["hash"] for row in rows[:-1]]
+    fired = next(row for row in rows if row["action"] == "IncidentOpened")
+    assert fired["after"]["latch"]["firstBadStep"] == 321
+    assert fired["actor"]["podUid"] == "p-1"
+    assert fired["says"]
+    assert not [name for name in re.findall(r'"(\w+)":', shown) if "_" in name]
+
+
+def test_a_run_without_incidents_says_so(audit: Audit, program: Program) -> None:
+    calm = RunId("default", "calm", str(uuid.uuid4()))
+    first = rollback_trail(TrailOptions(run=calm))[0][1]
+    audit.put(journal_record(calm, 1), first)
+    for which, says in (("last", "has had no incident."), ("x", "has had no incident x; it has had none.")):
+        code, error = program("audit", "show", str(calm), "--incident", which)
+        assert (code, says in error) == (1, True), error
+
+
 def test_an_incident_is_told_as_a_story(audit: Audit) -> None:
     result = audit.trimtab("audit", "show", str(audit.run), "--incident", "last")
     assert result.exit_code == 0, result.stderr
@@ -149,7 +174,7 @@ def test_two_deleted_jobs_of_one_name_must_be_told_apart(audit: Audit, program: 
     [
         (("default/gone/u-9",), {}, 1, "Run default/gone/u-9 has no journal"),
         (("a/b",), {}, 2, "neither a TrainingJob's name nor NAMESPACE/NAME/UID"),
-        (("demo", "--incident", "x"), {}, 1, "has no incident x; it has demo-a1-s321"),
+        (("demo", "--incident", "x"), {}, 1, "has had no incident x; it has had demo-a1-s321"),
         (("demo",), {"TRIMTAB_AUDIT_BUCKET": "nowhere"}, 1, "The bucket nowhere does not exist"),
         (("demo",), {"TRIMTAB_AUDIT_SECRET_ACCESS_KEY": "wrong"}, 1, "the secret key is wrong"),
         (("demo",), {"TRIMTAB_AUDIT_ACCESS_KEY_ID": "wrong"}, 1, "the access key is wrong"),

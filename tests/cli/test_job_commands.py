@@ -244,6 +244,7 @@ def test_checkpoints_are_listed_with_state_size_and_the_reason_against_them(labo
     assert [row["state"] for row in rows.values()] == ["Committed", "Committed", "Quarantined"]
     assert rows[300]["size"] == len(SHARD) + len(laboratory.manifests[1][1])
     assert rows[300]["chosen"] is True
+    assert rows[300]["knownSince"] < rows[320]["knownSince"]
     assert rows[320]["why"] == "newer than step 301"
     assert "chosen: the newest one old enough" in laboratory.trimtab("checkpoint", "list", "demo").stdout
 

@@ -46,3 +46,11 @@ def test_an_event_with_parts_of_a_second_is_no_earlier_than_the_others_of_its_se
     plain = {"firstTimestamp": "2026-01-01T00:00:01Z", "metadata": {"resourceVersion": "7"}}
     fine = {"eventTime": "2026-01-01T00:00:01.900000Z", "metadata": {"resourceVersion": "8"}}
     assert sorted([fine, plain], key=event_order) == [plain, fine]
+
+
+@pytest.mark.parametrize(("stored", "told"), [("1.4200", 1.42), ("0.0000", 0.0), ("nan", "nan"), (None, None)])
+def test_a_loss_is_a_number_for_programs_and_as_it_was_stored_for_people(stored: str | None, told: object) -> None:
+    job = {**NEW, "status": {"loss": stored}}
+    assert job_summary(job)["loss"] == told
+    assert job_row(job, MIDNIGHT)[4] == (stored or "-")
+    assert ("loss" in status_line(job)) is (stored is not None)

@@ -109,8 +109,8 @@ def test_json_carries_everything_and_stays_json_where_numbers_are_not(backtest: 
     (found,) = json.loads(backtest("guard.yaml", log, "-o", "json").stdout, parse_constant=pytest.fail)
     report = found["report"]
     assert report["events"][0]["observed"] == "nan"
-    assert report["incidents"][0]["restore_at_most"] == 51
-    assert report["alarms_per_10000_records"] == pytest.approx(10_000 / 153)
+    assert report["incidents"][0]["restoreAtMost"] == 51
+    assert report["alarmsPer10000Records"] == pytest.approx(10_000 / 153)
     assert [rule["blind"] for rule in report["rules"]] == [False, False, True]
     assert found["reading"]["unreadable"] == 0
 

@@ -5,13 +5,14 @@ from typing import Annotated, Any
 
 import typer
 from trimtab_contract.checkpoints import sha256_hex
+from trimtab_contract.journal import record_hash
 from trimtab_contract.keys import RunId
 
 from trimtab_cli.access import Access, Bodies
 from trimtab_cli.access_options import with_checkpoints, with_trail
 from trimtab_cli.errors import CliError, NotFound
 from trimtab_cli.job_view import section
-from trimtab_cli.narrative import incident_story, record_line, words
+from trimtab_cli.narrative import incident_story, record_line, record_row
 from trimtab_cli.options import (
     OutputOption,
     RunArgument,
@@ -36,19 +37,18 @@ def show(
     output = Output(form)
     run = access.run(job)
     with output.busy("reading the trail"):
-        trail = read_trail(access.journal(run))
+        bodies = access.journal(run)
+        trail = read_trail(bodies)
     if incident is None:
-        rows: list[dict[str, Any]] = [
-            {"seq": one.seq, "time": one.time, "action": one.action, "phase": one.phase, "says": words(one)}
-            for one in trail.records
-        ]
+        rows = [record_row(one, record_hash(body)) for one, (_, body) in zip(trail.records, bodies, strict=True)]
         output.result(rows, lambda: _lines(output, [record_line(one) for one in trail.records]))
         return
     state = trail.state
     known = {one.name: one for one in (*state.closed, *((state.incident,) if state.incident else ()))}
     name = next(reversed(known), incident) if incident == "last" else incident
     if name not in known:
-        raise NotFound(f"Run {run} has no incident {name}; it has {', '.join(known) or 'none'}.")
+        had = f"it has had {', '.join(known)}" if known else "it has had none"
+        raise NotFound(f"Run {run} has had no incident{'' if name == 'last' else f' {name}; {had}'}.")
     story = incident_story(trail.counted, known[name])
     output.result({"incident": name, "story": story}, lambda: _lines(output, story))
 

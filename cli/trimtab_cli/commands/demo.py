@@ -31,6 +31,7 @@ from trimtab_cli.exactness import skipped_since, trained_windows
 from trimtab_cli.following import FINAL_PHASES, changes
 from trimtab_cli.installation import SANDBOX_VALUES, install_chart
 from trimtab_cli.job_view import job_summary
+from trimtab_cli.json_values import json_value
 from trimtab_cli.narrative import incident_story
 from trimtab_cli.options import OutputOption
 from trimtab_cli.output import Format, Output
@@ -122,10 +123,10 @@ def _examine(output: Output, access: Access, job: KubernetesObject) -> dict[str,
         "job": f"{NAMESPACE}/{JOB}",
         "run": str(run),
         "holds": all(one.holds for one in findings),
-        "findings": msgspec.to_builtins(findings),
+        "findings": json_value(findings),
         "story": list(incident_story(trail.counted, incident)) if incident else [],
-        "incident": msgspec.to_builtins(incident),
-        "exactness": msgspec.to_builtins(exactness),
+        "incident": json_value(incident),
+        "exactness": json_value(exactness),
         "finalLoss": losses.get(int(config["steps"])),
         "audit": as_json(run, verified),
     }
