@@ -107,7 +107,22 @@ def test_the_readme_shows_the_policy_that_lies_in_the_examples() -> None:
     assert (OWN_JOB / "guardpolicy.yaml").read_text() in (ROOT / "README.md").read_text()
 
 
+def test_every_value_of_the_chart_is_named() -> None:
+    page = (ROOT / "docs" / "installing.md").read_text()
+    values: dict[str, Any] = yaml.safe_load((ROOT / "helm" / "trimtab" / "values.yaml").read_text())
+    listed = {name.partition(".")[0] for name in rows(page)}
+    assert values.keys() <= listed
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_files_that_are_there(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+def test_links_lead_to_places_that_are_there(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
