@@ -6,19 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from trimtab_cli.access import Access, chosen_cluster
+from trimtab_cli.access import Access
+from trimtab_cli.access_options import with_cluster
 from trimtab_cli.cluster_choice import KubernetesObject
 from trimtab_cli.commands import job_requests
 from trimtab_cli.following import changes
 from trimtab_cli.job_view import JOB_COLUMNS, describe, items, job_row, job_summary, section, status_line
-from trimtab_cli.options import (
-    ContextOption,
-    EveryNamespaceOption,
-    JobArgument,
-    KubeconfigOption,
-    NamespaceOption,
-    OutputOption,
-)
+from trimtab_cli.options import EveryNamespaceOption, JobArgument, OutputOption
 from trimtab_cli.output import Format, Output
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -27,16 +21,14 @@ for request in (job_requests.resume, job_requests.rollback, job_requests.stop):
 
 
 @app.command("list")
+@with_cluster
 def list_jobs(
+    access: Access,
     form: OutputOption = Format.TEXT,
     everywhere: EveryNamespaceOption = False,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
 ) -> None:
     """List the training jobs."""
     output = Output(form)
-    access = Access(chosen_cluster(kubeconfig, context, namespace))
     jobs = access.cluster.resources("trainingjobs", everywhere=everywhere)
 
     def show() -> None:
@@ -50,16 +42,14 @@ def list_jobs(
 
 
 @app.command("describe")
+@with_cluster
 def describe_job(
+    access: Access,
     name: JobArgument,
     form: OutputOption = Format.TEXT,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
 ) -> None:
     """Tell how a job is, what happened to it and why."""
     output = Output(form)
-    access = Access(chosen_cluster(kubeconfig, context, namespace))
     job = access.job(name)
     incidents = incidents_of(access, job)
     events = access.cluster.events(name, job["metadata"]["uid"])
@@ -78,17 +68,15 @@ def describe_job(
 
 
 @app.command()
+@with_cluster
 def watch(
+    access: Access,
     name: JobArgument,
     form: OutputOption = Format.TEXT,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
     seconds: Annotated[float | None, typer.Option("--timeout", help="Give up after this many seconds.")] = None,
 ) -> None:
     """Print every change until the job ends; exit code 0 when it completed. JSON is one object a line."""
     output = Output(form)
-    access = Access(chosen_cluster(kubeconfig, context, namespace))
     phase = ""
     for change in changes(access, name, seconds=seconds):
         if not isinstance(change, str):

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 from trimtab_operator.run_state import RequestAction, RequestState
 
-from trimtab_cli.access import Access, chosen_cluster
+from trimtab_cli.access import Access
+from trimtab_cli.access_options import with_cluster
 from trimtab_cli.errors import CliError
-from trimtab_cli.options import ContextOption, JobArgument, KubeconfigOption, NamespaceOption, OutputOption
+from trimtab_cli.options import JobArgument, OutputOption
 from trimtab_cli.output import Format, Output
 from trimtab_cli.run_requests import make_request, request_summary, wait_for_answer
 
@@ -17,45 +18,39 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Seconds 
 _PATIENCE_SECONDS = 60.0
 
 
+@with_cluster
 def resume(
+    access: Access,
     name: JobArgument,
     reason: ReasonOption,
     form: OutputOption = Format.TEXT,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
     seconds: TimeoutOption = _PATIENCE_SECONDS,
 ) -> None:
     """Let a run that is paused, or that needs a human, go on from where it holds."""
-    access = Access(chosen_cluster(kubeconfig, context, namespace))
     _ask(access, name, RequestAction.RESUME, reason, Output(form), seconds)
 
 
+@with_cluster
 def rollback(
+    access: Access,
     name: JobArgument,
     reason: ReasonOption,
     form: OutputOption = Format.TEXT,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
     seconds: TimeoutOption = _PATIENCE_SECONDS,
 ) -> None:
     """Take a run that is paused, or that needs a human, back to a checkpoint from before the damage."""
-    access = Access(chosen_cluster(kubeconfig, context, namespace))
     _ask(access, name, RequestAction.ROLLBACK, reason, Output(form), seconds)
 
 
+@with_cluster
 def stop(
+    access: Access,
     name: JobArgument,
     reason: ReasonOption,
     form: OutputOption = Format.TEXT,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-    namespace: NamespaceOption = None,
     seconds: TimeoutOption = _PATIENCE_SECONDS,
 ) -> None:
     """Stop a run for good, in any phase; its checkpoints and its trail stay."""
-    access = Access(chosen_cluster(kubeconfig, context, namespace))
     _ask(access, name, RequestAction.STOP, reason, Output(form), seconds)
 
 
