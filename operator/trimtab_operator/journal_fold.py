@@ -236,10 +236,11 @@ def _target_selected(state: RunState, record: JournalRecord) -> RunState:
     incident = msgspec.structs.replace(
         state.incident, plans=(*state.incident.plans, plan), restoring_attempt=0, extent=None, extent_done=False
     )
-    times = state.rollback_times
-    if (record.after or {}).get("counted"):
+    after, times = record.after or {}, state.rollback_times
+    if after.get("counted"):
         times = (*times, datetime.fromisoformat(record.time))
-    return replace(state, incident=incident, rollback_times=times)
+    asked = state.rollbacks_asked + (1 if after.get("asked") else 0)
+    return replace(state, incident=incident, rollback_times=times, rollbacks_asked=asked)
 
 
 def _restored(state: RunState, record: JournalRecord) -> RunState:

@@ -269,7 +269,7 @@ def _selecting(state: RunState, observation: Observation) -> Command | None:
             "bound": selection.bound,
             "candidates": list(selection.candidates),
         },
-        after={"plan": plan, "counted": counted},
+        after={"plan": plan, "counted": counted, **({"asked": True} if incident.asked and not retarget else {})},
     )
 
 

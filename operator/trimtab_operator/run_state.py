@@ -192,6 +192,8 @@ class RunState:
     incident_names: tuple[str, ...] = ()
     effects: Mapping[str, int] = field(default_factory=dict[str, int])
     rollback_times: tuple[datetime, ...] = ()
+    rollbacks_asked: int = 0
+    """How many more a person asked for, which count against no budget."""
     restarts: int = 0
     stuck_steps: tuple[int, ...] = ()
     guards: tuple[AcceptedGuard, ...] = ()

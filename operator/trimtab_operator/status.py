@@ -71,7 +71,7 @@ def job_status(
         "phase": shown_phase(state).value,
         "attempt": state.attempt,
         "world": state.world.number if state.world else 0,
-        "rollbacks": len(state.rollback_times),
+        "rollbacks": len(state.rollback_times) + state.rollbacks_asked,
         "restarts": state.restarts,
         "checkpoint": _newest_checkpoint(state),
         "incident": state.incident.name if state.incident else None,

@@ -1,8 +1,10 @@
 """When the records around a firing go into the audit bucket: with a real one, and the real judgement."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from judged_runs import record
 from object_store_fixture import ADMIN, ObjectStoreServer
@@ -45,7 +47,17 @@ async def observed(journal: S3JournalStore, state: RunState) -> Observation:
     limits = Limits(max_rollbacks=3, max_restarts=3, window_seconds=60, certify_steps=10, generation=1, suspend=False)
     surveyed = Surveyed(limits, (), GuardView((), "Enforce", (), ()), Pods())
     judge = fired()
-    return await observer.observe(surveyed, job="demo", now="now", acks=Acks(), judge=judge, state=state, hung="")
+    return await observer.observe(
+        surveyed,
+        job="demo",
+        now="now",
+        acks=Acks(),
+        judge=judge,
+        state=state,
+        hung="",
+        missing_metrics=(),
+        final_check_over=False,
+    )
 
 
 def holding(**changes: Any) -> RunState:
@@ -63,3 +75,11 @@ async def test_evidence_is_there_before_the_run_is_said_to_be_held(journal: S3Jo
     body = await journal.get_object(evidence.key)
     assert sha256_hex(body) == evidence.sha256
     assert body == fired().evidence()
+
+
+async def test_what_was_frozen_for_a_paused_run_stays_while_it_waits_for_an_answer(journal: S3JournalStore) -> None:
+    pause = msgspec.structs.replace(INCIDENT, latch=latch(first_bad_step=3, action="Pause"))
+    paused = replace(holding(directive=HOLD), incident=pause)
+    assert len((await observed(journal, paused)).frozen_evidence) == 1
+    held = replace(paused, incident=msgspec.structs.replace(pause, held_step=4))
+    assert (await observed(journal, held)).frozen_evidence == ()

@@ -86,7 +86,7 @@ def test_a_rollback_that_a_person_asks_for_skips_the_damage_and_costs_no_budget(
         "Diagnosed",
         "TargetSelected",
     ]
-    assert state.rollback_times == ()
+    assert (state.rollback_times, state.rollbacks_asked) == ((), 1)
     assert not set(surviving_windows(run)) & SKIPPED
     assert [one.outcome for one in state.closed] == ["Recovered"]
     suspect = [one for one in state.checkpoints if one.attempt == 1 and one.reference.step == 25]
@@ -219,6 +219,7 @@ def test_a_spent_budget_does_not_bind_the_person_who_is_asked() -> None:
     assert len(state.rollback_times) == 1
     (first, second, *_) = [record.after or {} for record in records(run, "TargetSelected")]
     assert (first["counted"], second["counted"]) == (True, False)
+    assert state.rollbacks_asked == 1
     assert second["plan"]["target"]["step"] < first["plan"]["target"]["step"]
     assert answers(run)[0] == ("Rollback", "Done")
 

@@ -1,11 +1,13 @@
 """RunRequests at the API server and at the operator's door: what is stored and read, what is shown of the answer."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from control_plane_fixture import ControlPlane
 from operator_objects import guard_policy, run_request, training_job
+from trimtab_operator.adapters import kubernetes
+from trimtab_operator.adapters.api_server import Resource
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.ports import Kind
 from trimtab_operator.errors import InvalidResource
@@ -85,6 +87,14 @@ async def test_the_answer_is_what_people_see_of_a_request(api: ControlPlane, clu
     header, row = api.kubectl("get", "rr", f"-n={namespace}").splitlines()
     assert header.split() == ["NAME", "JOB", "ACTION", "BY", "STATE", "AGE"]
     assert row.split()[:-1] == ["demo-resume", "demo", "Stop", "admin", "Done"]
+
+
+async def test_runs_go_on_where_the_cluster_does_not_know_requests(
+    api: ControlPlane, cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = Resource("trimtab.dev/v1alpha1", "unknownrequests")
+    monkeypatch.setitem(cast("dict[Kind, Resource]", kubernetes._RESOURCES), Kind.RUN_REQUEST, unknown)
+    assert await cluster.run_requests(api.create_namespace("early")) == ()
 
 
 def test_a_request_of_another_version_is_named_and_left_alone() -> None:

@@ -147,7 +147,9 @@ class ApiServer:
         try:
             async with self._slots:
                 status, content = await self._send(method, path, query, body, content_type)
-            document = cast("dict[str, Any]", json.loads(content) if content else {})
+            # A path that the API server does not know is answered in plain text.
+            known = content and not (status == 404 and not content.startswith(b"{"))
+            document = cast("dict[str, Any]", json.loads(content) if known else {})
         except (aiohttp.ClientError, OpenApiException, config.ConfigException, OSError, ValueError) as error:
             message = f"the API server did not answer {what}: {type(error).__name__}"
             raise ClusterUnavailable(message) from error

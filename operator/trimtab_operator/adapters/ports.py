@@ -269,7 +269,7 @@ class Cluster(Protocol):
         ...
 
     async def run_requests(self, namespace: str) -> tuple[KubernetesObject, ...]:
-        """Every RunRequest of the namespace."""
+        """Every RunRequest of the namespace; none where the cluster does not know the kind."""
         ...
 
     async def patch_status(
