@@ -70,7 +70,9 @@ def _end_of_world(state: RunState, observation: Observation, world: World) -> Co
         return _fail(state, f"{Reason.BAD_CONFIG.value}: {bad_config.detail}", world.spec_generation)
     if pods.state in _OVER:
         return _lost(state, observation, world)
-    why = SUSPENDED if observation.limits.suspend else observation.hung or _edited(state, observation, world)
+    # A world that never spoke is told to end for what kept its pods from starting.
+    hung = "; ".join(filter(None, (observation.hung, pods.trouble))) if observation.hung else ""
+    why = SUSPENDED if observation.limits.suspend else hung or _edited(state, observation, world)
     return _tell_to_end(state, observation, why) if why else None
 
 

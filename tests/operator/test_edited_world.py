@@ -96,3 +96,13 @@ def test_an_image_that_cannot_be_had_is_named_with_its_field() -> None:
     trouble = pods_of_world(1, {"status": {}}, [pod]).trouble
     assert "correct spec.trainer.image" in trouble
     assert "localhost/absent:1" in trouble
+
+
+def test_one_that_never_spoke_is_told_to_end_for_what_kept_it_from_starting() -> None:
+    silent = "no word from the world within the startup deadline of 600 s"
+    observation = Observation(
+        job="demo", now="2026-01-01T00:00:00+00:00", limits=limits(1), pods=waiting(), hung=silent
+    )
+    command = advance(state(), observation)
+    assert isinstance(command, Append)
+    assert (command.draft.reason or {})["message"] == f"{silent}; {NO_IMAGE}"
