@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from trimtab_contract.directives import LearningRateOverride
-from trimtab_contract.errors import MalformedManifest
+from trimtab_contract.errors import UNREADABLE, MalformedManifest
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ def decode_manifest(body: bytes) -> CheckpointManifest:
     """Read a manifest; raises MalformedManifest."""
     try:
         manifest = msgspec.json.decode(body, type=CheckpointManifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         message = f"manifest cannot be decoded: {error}"
         raise MalformedManifest(message) from error
     if manifest.schema != 1:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from trimtab_contract.errors import MalformedDirective
+from trimtab_contract.errors import UNREADABLE, MalformedDirective
 
 ACK_FIELD = b"a"
 """The one field of an ack stream entry that carries the JSON."""
@@ -191,6 +191,6 @@ def decode(kind: type[_Wire], wire: bytes | str) -> _Wire:
     """Read a Directive, Ack or TerminationMessage; raises MalformedDirective."""
     try:
         return msgspec.json.decode(wire, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         message = f"{kind.__name__} cannot be decoded: {error}"
         raise MalformedDirective(message) from error

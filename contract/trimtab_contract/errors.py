@@ -8,6 +8,11 @@ ContractError
 └── InvalidPosition     a data position, order or skip range outside its bounds
 """
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""Every way in which decoding can fail: bytes of a stranger may also nest deeper than can be followed."""
+
 
 class ContractError(ValueError):
     """Anything on the wire that breaks the contract."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.errors import ContractError
+from trimtab_contract.errors import UNREADABLE, ContractError
 
 
 class ProbeEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ def decode_probe(body: bytes) -> ProbeEvidence:
     """Read a probe's evidence; raises ContractError."""
     try:
         return msgspec.json.decode(body, type=ProbeEvidence)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         message = f"probe evidence cannot be decoded: {error}"
         raise ContractError(message) from error
 
@@ -52,6 +52,6 @@ def decode_batch_log(body: bytes) -> tuple[BatchLogEntry, ...]:
     """Read a stretch of a batch log; raises ContractError."""
     try:
         return tuple(msgspec.json.decode(line, type=BatchLogEntry) for line in body.splitlines() if line)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         message = f"batch log cannot be decoded: {error}"
         raise ContractError(message) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from trimtab_contract.errors import MalformedJournal
+from trimtab_contract.errors import UNREADABLE, MalformedJournal
 
 GENESIS = "0" * 64
 
@@ -99,7 +99,7 @@ def parse_record(body: bytes) -> JournalRecord:
     """Read a stored record; raises MalformedJournal."""
     try:
         return msgspec.json.decode(body, type=JournalRecord)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         message = f"journal record cannot be decoded: {error}"
         raise MalformedJournal(message) from error
 

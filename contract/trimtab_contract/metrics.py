@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from trimtab_contract.errors import MalformedRecord
+from trimtab_contract.errors import UNREADABLE, MalformedRecord
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024
 METRIC_NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
@@ -123,7 +123,7 @@ def decode_record(wire: bytes) -> MetricRecord:
         raise MalformedRecord(message)
     try:
         record = _decoder.decode(wire)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         message = f"record cannot be decoded: {error}"
         raise MalformedRecord(message) from error
     record.check()
@@ -139,7 +139,7 @@ def decode_archive(body: bytes) -> tuple[MetricRecord, ...]:
     """Read an archived stretch; raises MalformedRecord."""
     try:
         records = _archive_decoder.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         message = f"archived records cannot be decoded: {error}"
         raise MalformedRecord(message) from error
     for record in records:

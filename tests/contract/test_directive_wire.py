@@ -70,6 +70,15 @@ def test_what_cannot_be_read_is_refused_with_its_kind(
         decode(kind, wire)
 
 
+@pytest.mark.parametrize("wire", [b'{"a":' * 5000, '{"a":' * 5000, "\ud800"])
+@pytest.mark.parametrize("kind", [Directive, Ack, TerminationMessage])
+def test_what_only_means_to_break_the_reader_is_refused_likewise(
+    kind: type[Directive] | type[Ack] | type[TerminationMessage], wire: bytes | str
+) -> None:
+    with pytest.raises(MalformedDirective, match=f"^{kind.__name__} cannot be decoded"):
+        decode(kind, wire)
+
+
 def test_an_unknown_action_is_refused() -> None:
     with pytest.raises(MalformedDirective, match="action"):
         decode(Directive, encode(DIRECTIVE).replace(b'"Hold"', b'"Dance"'))

@@ -62,6 +62,7 @@ def test_a_manifest_reads_back_and_has_one_form() -> None:
     [
         (b"", "manifest cannot be decoded"),
         (b"{}", "manifest cannot be decoded"),
+        (b'{"a":' * 5000, "manifest cannot be decoded"),
         (encode_manifest(MANIFEST)[:-9], "manifest cannot be decoded"),
         (encode_manifest(MANIFEST).replace(b"Periodic", b"Whenever"), "trigger"),
         (encode_manifest(msgspec.structs.replace(MANIFEST, schema=2)), "schema 2 is not supported"),
@@ -93,7 +94,7 @@ def test_a_non_finite_loss_is_written_as_missing() -> None:
     assert decode_probe(encode_probe(probe)).windows == ((1, None), (2, None))
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"attempt": "x"}', b"[]"])
+@pytest.mark.parametrize("body", [b"", b"{", b'{"attempt": "x"}', b"[]", b'{"a":' * 5000])
 def test_a_probe_that_cannot_be_read_is_refused(body: bytes) -> None:
     with pytest.raises(ContractError, match="probe evidence cannot be decoded"):
         decode_probe(body)
@@ -104,3 +105,5 @@ def test_a_batch_log_is_lines_that_may_be_joined() -> None:
     assert decode_batch_log(encode_batch_log(entries[:2]) + encode_batch_log(entries[2:])) == entries
     with pytest.raises(ContractError, match="batch log cannot be decoded"):
         decode_batch_log(encode_batch_log(entries)[:-4])
+    with pytest.raises(ContractError, match="batch log cannot be decoded"):
+        decode_batch_log(b'{"a":' * 5000)

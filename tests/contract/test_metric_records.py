@@ -2,6 +2,7 @@
 
 import math
 import struct
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -98,6 +99,13 @@ def test_no_bytes_make_the_decoder_fail_in_another_way(wire: bytes) -> None:
 def test_a_truncated_record_is_refused() -> None:
     with pytest.raises(MalformedRecord, match="cannot be decoded"):
         decode_record(encode_record(metric_record())[:-3])
+
+
+@pytest.mark.parametrize("decode", [decode_record, decode_archive])
+@pytest.mark.parametrize("wire", [b"\x81\xa1a" * 5000, b"\x91\x81\xa1a" + b"\x91" * 5000])
+def test_a_record_that_nests_without_end_is_refused(decode: Callable[[bytes], object], wire: bytes) -> None:
+    with pytest.raises(MalformedRecord, match="cannot be decoded"):
+        decode(wire)
 
 
 def test_an_archived_stretch_comes_back_in_order() -> None:

@@ -140,6 +140,17 @@ async def test_acks_come_in_order_and_unreadable_ones_are_reported(bus: RedisBus
     assert (await bus.acks(run, after_id=third)).cursor == third
 
 
+async def test_an_entry_that_nests_without_end_hides_nothing_behind_it(bus: RedisBus, admin: Redis, run: RunId) -> None:
+    bad = admin.xadd(keys.ack_stream(run), {ACK_FIELD: b'{"a":' * 5000}).decode()
+    good = admin.xadd(keys.ack_stream(run), {ACK_FIELD: encode(ack(2))}).decode()
+    batch = await bus.acks(run)
+    assert ([each.id for each in batch.rejected], batch.acks) == ([bad], ((good, ack(2)),))
+    add(admin, run, "1-0", b"\x81\xa1a" * 5000)
+    add(admin, run, "2-0", encode_record(record(2)))
+    records = await bus.records(run, 1, after_step=0)
+    assert ([each.id for each in records.rejected], records.records[0].step) == (["1-0"], 2)
+
+
 async def test_one_wait_wakes_for_the_stream_that_has_news(bus: RedisBus, admin: Redis, run: RunId) -> None:
     other = RunId("team", "other", str(uuid.uuid4()))
     cursors = {keys.metrics_stream(run, 1): "0-0", keys.ack_stream(run): "0-0", keys.metrics_stream(other, 1): "0-0"}
