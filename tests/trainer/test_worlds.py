@@ -170,7 +170,10 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
         assert windows_of(run, 4, 0) == windows_of(run, 4, 1) == expected
         assert run.saved(40, 4) in finished.recent
 
-        # A finished world waits, can go back to training, and ends when it is told.
+        # A finished world waits, reads its last checkpoint back on other hosts meanwhile, can go back to training, and
+        # ends when it is told.
+        verified = run.ack(AckState.VERIFIED, checkpoint=run.saved(40, 4))
+        assert verified.by not in {"", "self"}
         assert all(pod.poll() is None for pod in world.pods)
         back = run.direct(Action.HOLD, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2)
         run.ack(AckState.RESTORED, back)
