@@ -53,6 +53,7 @@ class RunJournal:
         self._identity = identity
         self._now = now
         self._unsettled: tuple[int, bytes] | None = None
+        self._vouched: tuple[int, str] | None = None
 
     async def read(self) -> None:
         """Fold what the store holds beyond the records already folded.
@@ -70,14 +71,21 @@ class RunJournal:
             message = f"epoch {self.state.epoch} leads run {self._run}; this operator has {self.epoch}"
             raise Fenced(message)
 
-    async def take_over(self, lease_epoch: int) -> JournalRecord:
+    async def take_over(self, lease_epoch: int, vouched: tuple[int, str] | None = None) -> JournalRecord:
         """Open the run under a new epoch, above the Lease's and above every epoch in the journal.
 
-        The record is also the intent of re-affirming the directive in force under the new epoch, so that a fenced
-        operator can overwrite nothing. Raises Conflict when another one was quicker, JournalBroken as `read`.
+        `vouched` is a sequence number and the hash that somebody else knows its record to have: a chain cut short or
+        written anew is whole in itself. The record is also the intent of re-affirming the directive in force under the
+        new epoch, so that a fenced operator can overwrite nothing. Raises Conflict when another one was quicker,
+        JournalBroken as `read`.
         """
         await self.settle()
+        self._vouched = vouched
         await self.read()
+        if vouched is not None and self.state.seq < vouched[0]:
+            lost = self.state.seq + 1
+            self.state, self.epoch = RunState(), _GENESIS_EPOCH
+            raise self._broken(lost, f"it is missing, and the TrainingJob's status knows record {vouched[0]}")
         self.epoch = 1 + max(lease_epoch, self.state.epoch)
         directive = self.state.directive
         after: dict[str, object] = {"epoch": self.epoch}
@@ -141,6 +149,8 @@ class RunJournal:
             return  # an own record whose reply was lost may have been read before it was settled
         record = self._checked(seq, body)
         head = record_hash(body)
+        if self._vouched is not None and self._vouched[0] == seq and self._vouched[1] != head:
+            raise self._broken(seq, "it is not the one whose hash the TrainingJob's status knows")
         if record.actor.epoch < self.state.epoch:
             self.state = replace(self.state, seq=seq, head=head)
         else:

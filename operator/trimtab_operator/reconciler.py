@@ -118,9 +118,21 @@ class RunReconciler:
         Raises LeaseLost without the Lease: a higher epoch than the journal's would fence the operator that leads.
         """
         self._check_lease()
-        await self._journal.take_over(self._ports.lease.epoch)
+        await self._journal.take_over(self._ports.lease.epoch, await self._vouched())
         await load_texts(self._ports.journal, self.state, self._judge.texts)
         self._woken.set()
+
+    async def _vouched(self) -> tuple[int, str] | None:
+        """The newest record that the TrainingJob's status knows; None when the job is gone or says nothing."""
+        try:
+            body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
+        except NotFound:
+            return None
+        status: KubernetesObject = body.get("status") or {}
+        known: KubernetesObject = status.get("journal") or {}
+        if body["metadata"]["uid"] != self.run.uid or not known:
+            return None
+        return int(known["seq"]), str(known["hash"])
 
     async def refuse(self, error: JournalBroken) -> None:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""

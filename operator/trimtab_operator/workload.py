@@ -95,8 +95,16 @@ class WorldObjects:
 
 
 def world_name(job: str, attempt: int) -> str:
-    """The name of a world's Job, Service and ConfigMap; its pods' host names append `-<index>`."""
+    """The name of a world's Job and Service; its pods' host names append `-<index>`."""
     return f"{job}-{attempt}"
+
+
+def config_map_name(job: TrainingJobView, attempt: int) -> str:
+    """The name of a world's ConfigMap; an earlier TrainingJob's of the same name has another.
+
+    A kubelet may still serve the content it knew under a name when an object of that name is made anew.
+    """
+    return f"{world_name(job.name, attempt)}-{job.uid}"
 
 
 def redis_secret_name(job: TrainingJobView) -> str:
@@ -130,7 +138,7 @@ def world_objects(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int
     config = yaml.safe_dump(job.spec.trainer.config, sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType] - the stubs leave one parameter untyped
     name, labels = world_name(job.name, attempt), _labels(job, attempt)
     config_map = {
-        **_head("v1", "ConfigMap", job, name, labels),
+        **_head("v1", "ConfigMap", job, config_map_name(job, attempt), labels),
         "immutable": True,
         "data": {CONFIG_FILE: config},
     }
@@ -220,7 +228,7 @@ def _pod_spec(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int) ->
     template = job.spec.pod_template
     mounts = [dict(mount) for mount in template.volume_mounts]
     taken = {str(mount.get("mountPath", "")).rstrip("/") for mount in mounts}
-    own = [volume for volume in _own_volumes(world_name(job.name, attempt)) if volume.path not in taken]
+    own = [volume for volume in _own_volumes(config_map_name(job, attempt)) if volume.path not in taken]
     resources = job.spec.trainer.resources_per_node
     container: KubernetesObject = {
         "name": CONTAINER_NAME,
@@ -290,9 +298,9 @@ class _Volume:
         return {"name": self.name, "mountPath": self.path} | ({"readOnly": True} if self.read_only else {})
 
 
-def _own_volumes(world: str) -> tuple[_Volume, ...]:
+def _own_volumes(config_map: str) -> tuple[_Volume, ...]:
     return (
-        _Volume("trimtab-config", CONFIG_DIRECTORY, {"configMap": {"name": world}}, read_only=True),
+        _Volume("trimtab-config", CONFIG_DIRECTORY, {"configMap": {"name": config_map}}, read_only=True),
         _Volume("trimtab-tmp", "/tmp", {"emptyDir": {}}),  # noqa: S108 - a volume of the pod's own
         _Volume("trimtab-shm", "/dev/shm", {"emptyDir": {"medium": "Memory"}}),  # noqa: S108 - likewise
     )

@@ -253,6 +253,18 @@ async def test_the_same_words_raise_the_count_of_one_event(
     assert "held at step 7" in api.kubectl("describe", "tj", "demo", f"-n={namespace}")
 
 
+async def test_one_object_nested_as_deep_as_the_server_allows_hides_no_other(
+    api: ControlPlane, cluster: KubernetesCluster, namespace: str
+) -> None:
+    deep = '{"d":' * 5000 + "1" + "}" * 5000
+    body = json.dumps(training_job("deep", namespace)).replace('"path": "/data"', f'"path": {deep}')
+    api.kubectl("create", "-f", "-", text=body)
+    api.apply(training_job("flat", namespace))
+    names = {one["metadata"]["name"] for one in await cluster.training_jobs()}
+    assert {"deep", "flat"} <= names
+    api.kubectl("delete", "tj", "deep", f"-n={namespace}")
+
+
 async def test_a_policy_of_the_cluster_is_read_and_told_what_is_thought_of_it(
     api: ControlPlane, cluster: KubernetesCluster
 ) -> None:

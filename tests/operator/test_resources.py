@@ -1,5 +1,6 @@
 """The models of the custom resources, and the schemas generated from them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def test_every_wrong_field_of_a_job_is_named_at_once_and_no_value_shown() -> Non
     for field in ("spec.trainer.numNodes", "spec.trainer.imagee", "spec.budget.window"):
         assert field in text
     assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: {"d": inner}, lambda inner: [inner]])
+def test_a_spec_that_would_exhaust_a_stack_is_refused_by_field(wrap: Callable[[Any], Any]) -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = wrap(deep)
+    spec = training_job(trainer={"config": {"model": {"width": 8}}})["spec"]
+    spec["trainer"]["config"]["extra"] = deep
+    with pytest.raises(InvalidResource, match=r"spec\.trainer\.config\.extra: is nested deeper than 64 levels"):
+        parse_training_job_spec(spec)
 
 
 def test_a_part_of_a_gpu_is_refused() -> None:

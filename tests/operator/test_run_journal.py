@@ -299,3 +299,25 @@ async def test_a_leader_that_finds_a_forged_record_in_its_place_believes_nothing
     rewrite(object_store, bucket, run, 3, None)
     await one.take_over(0)
     assert await stored(store, run) == ["Takeover", "StartWorld", "Takeover"]
+
+
+@pytest.mark.parametrize("cut", ["shortened", "written anew"])
+async def test_a_chain_that_is_whole_in_itself_is_not_taken_when_somebody_knows_better(
+    store: S3JournalStore, object_store: ObjectStoreServer, bucket: str, run: RunId, cut: str
+) -> None:
+    first = journal(store, run)
+    await first.take_over(0)
+    await first.append(started())
+    await first.append(fact())
+    vouched = first.state.seq, first.state.head
+    last = dict(await store.read(run))[3]
+    other = last.replace(b'"time":"20', b'"time":"19')
+    assert other != last
+    rewrite(object_store, bucket, run, 3, None if cut == "shortened" else other)
+    second = journal(store, run)
+    with pytest.raises(JournalBroken, match="broken at record 3"):
+        await second.take_over(0, vouched)
+    assert second.state == RunState(), "what was folded is still believed"
+    assert len(await store.read(run)) == (2 if cut == "shortened" else 3)
+    rewrite(object_store, bucket, run, 3, last)
+    await second.take_over(0, vouched)

@@ -63,7 +63,7 @@ def test_everything_of_a_world_bears_its_name_and_goes_with_its_job_without_fina
     objects = world()
     assert [each["metadata"]["name"] for each in objects.in_order()] == [
         "demo-redis-1234-abcd",
-        "demo-4",
+        "demo-4-1234-abcd",
         "demo-4",
         "demo-4",
     ]
@@ -168,7 +168,8 @@ def test_pods_run_as_nobody_on_a_read_only_root_without_a_token() -> None:
     volumes = {volume["name"]: volume for volume in pod(objects)["volumes"]}
     assert volumes[mounts["/tmp"]]["emptyDir"] == {}
     assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
-    assert volumes[mounts["/etc/trimtab"]]["configMap"] == {"name": "demo-4"}
+    config_map = objects.config_map["metadata"]["name"]
+    assert volumes[mounts["/etc/trimtab"]]["configMap"] == {"name": config_map}
 
 
 def test_the_trainers_configuration_arrives_unchanged() -> None:

@@ -7,6 +7,7 @@ what the operator sees is what `kubectl get -o json` shows.
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,10 @@ class Resource:
         return f"{self.collection(scope)}/{_checked(name)}{tail}"
 
 
+DEEPEST_JSON = 12_000
+"""The API server accepts objects nested 10,000 deep, and Python's parser counts its own recursion."""
+
+
 class ApiServer:
     """One API server."""
 
@@ -75,6 +80,8 @@ class ApiServer:
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> "ApiServer":
         """Use the pod's service account, or a kubeconfig (the usual one when None). Sends nothing."""
+        # Of the whole process: what watches the API server beside this client parses the same objects.
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), DEEPEST_JSON))
         configuration = Configuration()
         try:
             if kubeconfig is None and context is None and _SERVICE_ACCOUNT.exists():
