@@ -251,6 +251,8 @@ def _selecting(state: RunState, observation: Observation) -> Command | None:
         why = f"none of this incident's {MAX_PLANS} plans helped, and an incident holds no more"
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
     selection = select_rollback(state)
+    if selection.target is None and not state.checkpoints and state.world_lives:
+        return None  # the state before the first step is saved, too, and still on its way
     if selection.target is None:
         why = f"no trustworthy checkpoint at or before step {selection.bound} is left"
         return drafts.record(
@@ -301,6 +303,8 @@ def _restoring(state: RunState, observation: Observation) -> Command | None:
         if failed.reason == Reason.STORE_UNAVAILABLE:
             again = drafts.restore_directive(state, observation, incident)
             return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": worlds.store_away(failed)})
+        if failed.reason == Reason.CONFIG_MISMATCH:
+            return worlds.misfit(state, observation, failed)
         return bookkeeping.quarantine(state, incident.target, f"{failed.reason}: {failed.detail}")
     return None
 
@@ -482,8 +486,8 @@ _IN_EVERY_PHASE = (
     _next_firing,
     _drop_target,
     _refused_skip,
-    _complete_without_world,
     requests.next_command,
+    _complete_without_world,
     worlds.next_command,
 )
 """What is looked at before a phase's own decision, in this order."""

@@ -293,10 +293,11 @@ def _guard_conditions(
     missing_metrics: Sequence[MissingMetric],
     before: Sequence[Status],
 ) -> list[ConditionRow]:
-    in_force = Reason.POLICIES_IN_FORCE if state.guards else Reason.NO_POLICIES
+    guarded = bool(state.guards and state.guards[-1].policies)
+    in_force = Reason.POLICIES_IN_FORCE if guarded else Reason.NO_POLICIES
     reason = outdated[0].reason if outdated else in_force
     why = "; ".join(problem.message for problem in outdated)
-    rows: list[ConditionRow] = [(ConditionType.GUARDED, bool(state.guards) and not outdated, reason, why)]
+    rows: list[ConditionRow] = [(ConditionType.GUARDED, guarded and not outdated, reason, why)]
     unmet = [one.message for one in (*blockers, *outdated) if one.reason is Reason.POLICY_UNSATISFIABLE]
     shown = _shown(before)
     # Said only where it was wrong once: a healthy job has nothing to show here.

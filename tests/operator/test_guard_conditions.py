@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from operator_objects import training_job
+from run_states import POLICY
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.observation import Blocker, MissingMetric, Pods
 from trimtab_operator.reasons import Reason
@@ -11,7 +12,8 @@ from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.status import job_status
 from trimtab_operator.workload import TrainingJobView
 
-GUARD = AcceptedGuard(policies=(), mode="Enforce", from_attempt=1, from_step=1)
+GUARD = AcceptedGuard(policies=(POLICY,), mode="Enforce", from_attempt=1, from_step=1)
+NOBODY = AcceptedGuard(policies=(), mode="Enforce", from_attempt=1, from_step=1)
 MISSING = MissingMetric(
     policy="GuardPolicy/guard", rule="guard/high", metric="los", message="rule guard/high: did you mean loss?"
 )
@@ -24,12 +26,13 @@ def conditions(
     missing: tuple[MissingMetric, ...] = (),
     before: tuple[dict[str, Any], ...] = (),
     phase: RunPhase = RunPhase.PENDING,
+    guard: AcceptedGuard = GUARD,
 ) -> dict[str, dict[str, Any]]:
     body = training_job()
     body["metadata"] |= {"uid": "u-1", "generation": 3}
     status = job_status(
         TrainingJobView.of(body),
-        RunState(guards=(GUARD,), phase=phase),
+        RunState(guards=(guard,), phase=phase),
         pods=Pods(),
         blockers=blockers,
         outdated=outdated,
@@ -40,6 +43,11 @@ def conditions(
         before=before,
     )
     return {one["type"]: one for one in status["conditions"]}
+
+
+def test_a_job_that_no_policy_judges_is_not_called_guarded() -> None:
+    found = conditions(guard=NOBODY)
+    assert (found["Guarded"]["status"], found["Guarded"]["reason"]) == ("False", "NoPolicies")
 
 
 def test_a_healthy_guard_is_in_force_and_says_nothing_else() -> None:
