@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from trimtab_cli.commands import policy_backtest, policy_explain, policy_test
+from trimtab_cli.commands import policy_backtest, policy_calibrate, policy_explain, policy_test
 from trimtab_cli.options import OutputOption
 from trimtab_cli.output import Format, Output
 from trimtab_cli.policy_files import PolicyFinding, check_policies
@@ -15,6 +15,7 @@ app = typer.Typer(no_args_is_help=True, help=__doc__)
 app.command("test")(policy_test.run_tests)
 app.command("backtest")(policy_backtest.backtest)
 app.command("explain")(policy_explain.explain)
+app.command("calibrate")(policy_calibrate.calibrate)
 
 
 @app.command()
