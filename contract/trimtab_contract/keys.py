@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from trimtab_contract.errors import ContractError
 
 _PART = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+_CHECKPOINT = re.compile(r"([0-9]{12})-a([0-9]{6})-[A-Za-z0-9]+/manifest\.json", re.ASCII)
 
 REDIS_TTL_SECONDS = 7 * 24 * 3600
 """Keys of a run live this long after they were last refreshed."""
@@ -94,6 +95,16 @@ def checkpoint_prefix(root: str, run: RunId, step: int, attempt: int, random: st
 
 
 MANIFEST_NAME = "manifest.json"
+
+
+def manifest_identity(root: str, run: RunId, key: str) -> tuple[int, int]:
+    """Step and attempt in the key of a manifest under one of this run's `checkpoint_prefix`es; raises ContractError."""
+    prefix = checkpoints_prefix(root, run)
+    match = _CHECKPOINT.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+    if match is None:
+        message = f"the key is no manifest below {prefix}"
+        raise ContractError(message)
+    return int(match[1]), int(match[2])
 
 
 def records_prefix(root: str, run: RunId, attempt: int) -> str:

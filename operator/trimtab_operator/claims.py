@@ -1,48 +1,92 @@
-"""Looks at what a trainer says it saved: manifest and objects, with the job's own credentials."""
+"""Looks at what a trainer says it saved: manifest and objects, with the job's own credentials.
 
+Whoever has those credentials may claim anything, so a claim is a wish at first: only what the run can have saved is
+looked at, and nothing that is found there raises.
+"""
+
+import re
 from typing import Any
 
+import structlog
 from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.errors import MalformedManifest
+from trimtab_contract.errors import ContractError, MalformedManifest
 from trimtab_contract.journal import Evidence
-from trimtab_contract.keys import MANIFEST_NAME, RunId
+from trimtab_contract.keys import MANIFEST_NAME, RunId, manifest_identity
 
 from trimtab_operator.adapters.ports import CheckpointStore
-from trimtab_operator.errors import NotFound
+from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, StoreRefused
 from trimtab_operator.observation import CheckpointClaim
 from trimtab_operator.run_state import RunState
 
+MAX_REASON_CHARACTERS = 300
+"""Of a reason that quotes what a stranger may have written."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+log = structlog.stdlib.get_logger(__name__)
+
 
 async def look_at_claims(
-    store: CheckpointStore, run: RunId, state: RunState, references: tuple[CheckpointReference, ...]
+    store: CheckpointStore, run: RunId, state: RunState, references: tuple[CheckpointReference, ...], trained: int
 ) -> tuple[CheckpointClaim, ...]:
-    """Judge every claim the journal does not know yet; raises StoreUnavailable when S3 does not answer."""
-    unknown = {reference.key: reference for reference in references if state.checkpoint(reference.key) is None}
-    return tuple([await _look_at(store, run, reference) for reference in unknown.values()])
+    """Judge every claim the journal does not know yet; raises StoreUnavailable when S3 does not answer.
+
+    `trained` is the last step that the newest attempt is known to have trained. What is claimed of a later one waits
+    until it is, since a save may be heard of before the record; what no surviving history can contain is ignored.
+    Raises CredentialsRefused, too.
+    """
+    claims: list[CheckpointClaim] = []
+    for reference in {one.key: one for one in references if state.checkpoint(one.key) is None}.values():
+        attempt = _attempt(store.root, run, reference)
+        if attempt is None or not _may_exist(state, attempt, reference.step, trained):
+            continue
+        try:
+            claims.append(await _look_at(store, run, reference, attempt))
+        except CredentialsRefused:
+            raise
+        except StoreRefused as error:
+            # What S3 hands out to nobody says nothing of the checkpoint, and must not stop the run's guard.
+            log.warning("checkpoint cannot be looked at", run=str(run), step=reference.step, error=str(error))
+    return tuple(claims)
 
 
-async def _look_at(store: CheckpointStore, run: RunId, reference: CheckpointReference) -> CheckpointClaim:
+def _attempt(root: str, run: RunId, reference: CheckpointReference) -> int | None:
+    """The attempt that the claim's key names; None when the claim is no sound one of this run."""
+    try:
+        step, attempt = manifest_identity(root, run, reference.key)
+    except ContractError:
+        return None
+    return attempt if step == reference.step and _SHA256.fullmatch(reference.sha256) else None
+
+
+def _may_exist(state: RunState, attempt: int, step: int, trained: int) -> bool:
+    """Whether the surviving history can contain the checkpoint, as far as the run is known to have got."""
+    return bool(state.attempts) and state.owner(step) == attempt and (attempt != state.attempt or step <= trained)
+
+
+async def _look_at(store: CheckpointStore, run: RunId, reference: CheckpointReference, attempt: int) -> CheckpointClaim:
     evidence = (Evidence(key=reference.key, sha256=reference.sha256, store="checkpoint"),)
-    refused: dict[str, Any] = {"reference": reference, "attempt": 0, "usable": False, "evidence": evidence}
+    refused: dict[str, Any] = {"reference": reference, "attempt": attempt, "usable": False, "evidence": evidence}
     try:
         body = await store.get(reference.key)
     except NotFound:
         return CheckpointClaim(**refused, why="its manifest does not exist")
+    except ObjectTooLarge:
+        return CheckpointClaim(**refused, why="its manifest is larger than any manifest can be")
     if sha256_hex(body) != reference.sha256:
         return CheckpointClaim(**refused, why="its manifest's SHA-256 is not the one the trainer named")
     try:
         manifest = decode_manifest(body)
     except MalformedManifest as error:
-        return CheckpointClaim(**refused, why=str(error))
-    refused["attempt"] = manifest.attempt
-    why = _wrong(manifest, run, reference) or await _missing(store, reference, manifest)
+        return CheckpointClaim(**refused, why=str(error)[:MAX_REASON_CHARACTERS])
+    why = _wrong(manifest, run, reference, attempt) or await _missing(store, reference, manifest)
     if why:
-        return CheckpointClaim(**refused, why=why)
+        return CheckpointClaim(**refused, why=why[:MAX_REASON_CHARACTERS])
     size = sum(stored.size for stored in manifest.objects.values())
     return CheckpointClaim(
         reference=reference,
-        attempt=manifest.attempt,
+        attempt=attempt,
         usable=True,
         why=f"manifest hash and the sizes of {len(manifest.objects)} objects ({size} bytes) agree; "
         "replicas agree; every element is finite",
@@ -50,11 +94,13 @@ async def _look_at(store: CheckpointStore, run: RunId, reference: CheckpointRefe
     )
 
 
-def _wrong(manifest: CheckpointManifest, run: RunId, reference: CheckpointReference) -> str:
+def _wrong(manifest: CheckpointManifest, run: RunId, reference: CheckpointReference, attempt: int) -> str:
     if manifest.run != str(run):
         return f"its manifest belongs to run {manifest.run}"
     if manifest.step != reference.step:
         return f"its manifest says step {manifest.step}"
+    if manifest.attempt != attempt:
+        return f"its manifest says attempt {manifest.attempt}"
     if not manifest.replicas_agree:
         return "replicas disagreed when it was saved"
     if manifest.finite.nonfinite:

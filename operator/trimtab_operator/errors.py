@@ -10,7 +10,8 @@ OperatorError
     ├── Fenced              another operator leads; stop acting
     ├── NotFound            the object does not exist
     ├── StoreRefused        wrong bucket, credentials or rights; says which field to correct
-    │   └── CredentialsRefused  S3 does not take the credentials for what they are; says which half is wrong
+    │   ├── CredentialsRefused  S3 does not take the credentials for what they are; says which half is wrong
+    │   └── ObjectTooLarge      the object has more bytes than anything of its kind can have
     ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
     ├── JournalBroken       a run's journal was altered or lost records; nothing may be decided from it
     ├── InvalidResource     an object the API server or the operator refuses; says which field to correct
@@ -60,6 +61,10 @@ class StoreRefused(PermanentError):
 
 class CredentialsRefused(StoreRefused):
     """S3 does not know the access key, or the secret key is not the one that belongs to it."""
+
+
+class ObjectTooLarge(StoreRefused):
+    """The object has more bytes than anything of its kind can have."""
 
 
 class AuditStoreUnfit(PermanentError):

@@ -67,6 +67,10 @@ class Judge:
         """The first step that is missing while later ones have arrived."""
         return self._history.missing_step if self._history is not None else None
 
+    def furthest_step(self, attempt: int) -> int:
+        """The highest step that any record of the surviving history of `attempt` has; 0 while none was read."""
+        return self._history.furthest_step if self._history and self._history.attempt == attempt else 0
+
     def needs_loading(self, state: RunState) -> bool:
         """Whether the records must be judged from the start: a new attempt, a hold that ended, or an unknown policy."""
         return bool(state.attempts) and (

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import structlog
 from trimtab_contract.checkpoints import sha256_hex
-from trimtab_contract.directives import Ack, Action, CheckpointReference
+from trimtab_contract.directives import Ack, Action
 from trimtab_contract.errors import ContractError
 from trimtab_contract.evidence import ProbeEvidence, decode_probe
 from trimtab_contract.journal import Evidence
@@ -52,6 +52,12 @@ class Surveyed:
     guard: GuardView
     pods: Pods
     requests: tuple[SeenRequest, ...] = ()
+
+
+def _trained(pods: Pods, judge: Judge, state: RunState) -> int:
+    """The last step that the newest attempt is known to have trained: from its records, or its last words."""
+    last_words = (message.step for message in pods.messages if message.attempt == state.attempt)
+    return max((judge.furthest_step(state.attempt), *last_words))
 
 
 def _accepted(guard: GuardView, state: RunState, judge: Judge) -> AcceptedGuard | None:
@@ -109,8 +115,8 @@ class Observer:
     ) -> Observation:
         """Add what the trainer said and what its records say."""
         told = tuple(message.saved for message in surveyed.pods.messages if message.saved is not None)
-        claimed: tuple[CheckpointReference, ...] = (*acks.saved, *told)
-        claims = await look_at_claims(self.store, self._run, state, claimed) if self.store is not None else ()
+        trained = _trained(surveyed.pods, judge, state)
+        claims = await look_at_claims(self.store, self._run, state, (*acks.saved, *told), trained) if self.store else ()
         observation = Observation(
             job=job,
             now=now,

@@ -119,6 +119,11 @@ class History:
         return self._next_step
 
     @property
+    def furthest_step(self) -> int:
+        """The highest step of any record that was offered, behind a gap or not."""
+        return max(self._furthest, self._next_step - 1)
+
+    @property
     def missing_step(self) -> int | None:
         """The first missing step while a later one has been offered, else None."""
         return self._next_step if self._furthest >= self._next_step else None

@@ -73,6 +73,24 @@ def test_numbers_read_back_from_their_keys(first: int, last: int) -> None:
     assert keys.segment_steps(keys.records_segment("root", RUN, 3, first, last)) == (first, last)
 
 
+@pytest.mark.parametrize("root", ["", "team", "/team/a/"])
+def test_step_and_attempt_read_back_from_a_manifests_key(root: str) -> None:
+    key = keys.checkpoint_prefix(root, RUN, 170, 3, "ab12") + keys.MANIFEST_NAME
+    assert keys.manifest_identity(root, RUN, key) == (170, 3)
+    for other in (
+        "",
+        f"/{key}",
+        key + "\n",
+        key.replace("170", "-17"),
+        key.replace("ab12", ".."),
+        key.replace("00", "0"),
+    ):
+        with pytest.raises(ContractError, match="no manifest below"):
+            keys.manifest_identity(root, RUN, other)
+    with pytest.raises(ContractError, match="no manifest below"):
+        keys.manifest_identity("elsewhere", RUN, key)
+
+
 @pytest.mark.parametrize(
     "key", ["", "x/1.json", "x/000000000001.json.bak", "x/000000000001.json\n", "000000000001.json"]
 )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from object_store_fixture import ADMIN, ObjectStoreServer
-from run_states import run_state
+from run_states import attempts, run_state
 from trimtab_contract.checkpoints import (
     CheckpointManifest,
     EvaluationProbe,
@@ -22,7 +22,7 @@ from trimtab_operator.adapters.s3 import S3CheckpointStore, S3CheckpointStores
 from trimtab_operator.claims import look_at_claims
 from trimtab_operator.errors import StoreUnavailable
 from trimtab_operator.observation import CheckpointClaim
-from trimtab_operator.run_state import Checkpoint, CheckpointState
+from trimtab_operator.run_state import Checkpoint, CheckpointState, RunState
 
 OBJECTS = {"rank-000000.bin": b"weights", "rank-000001.bin": b"more weights"}
 SECRET = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
@@ -51,8 +51,24 @@ class Trainer:
     def put(self, key: str, body: bytes) -> None:
         self.client.put_object(Bucket=self.bucket, Key=key, Body=body)
 
-    def save(self, step: int = 10, *, leave_out: str = "", cut: str = "", **changes: Any) -> CheckpointReference:
-        prefix = checkpoint_prefix("team", self.run, step, 1, uuid.uuid4().hex[:6])
+    def prefix(self, step: int, attempt: int = 1) -> str:
+        return checkpoint_prefix("team", self.run, step, attempt, uuid.uuid4().hex[:6])
+
+    def nothing(self) -> CheckpointReference:
+        return CheckpointReference(key=self.prefix(10) + "manifest.json", sha256="0" * 64, step=10)
+
+    def junk(self) -> CheckpointReference:
+        key = self.prefix(1) + "manifest.json"
+        self.put(key, b"junk")
+        return CheckpointReference(key=key, sha256=sha256_hex(b"junk"), step=1)
+
+    def save(
+        self, step: int = 10, *, attempt: int = 1, leave_out: str = "", cut: str = "", **changes: Any
+    ) -> CheckpointReference:
+        prefix = self.prefix(step, attempt)
+        changes |= {
+            name: changes.pop(f"manifest_{name}") for name in ("step", "attempt") if f"manifest_{name}" in changes
+        }
         for name, body in OBJECTS.items():
             if name != leave_out:
                 self.put(prefix + name, body[:-1] if name == cut else body)
@@ -62,7 +78,7 @@ class Trainer:
         }
         manifest = CheckpointManifest(
             run=str(self.run),
-            attempt=1,
+            attempt=attempt,
             step=step,
             world_size=2,
             next_window=step,
@@ -93,9 +109,9 @@ def trainer(object_store: ObjectStoreServer, bucket: str) -> Trainer:
 
 
 async def look(
-    store: S3CheckpointStore, trainer: Trainer, *references: CheckpointReference
+    store: S3CheckpointStore, trainer: Trainer, *references: CheckpointReference, state: RunState | None = None
 ) -> tuple[CheckpointClaim, ...]:
-    return await look_at_claims(store, trainer.run, run_state(), references)
+    return await look_at_claims(store, trainer.run, state or run_state(), references, 100)
 
 
 async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
@@ -122,9 +138,10 @@ async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
             "3 elements of head are not finite",
         ),
         (lambda one: one.save(run="lab/other/uid"), "belongs to run lab/other/uid"),
-        (lambda one: msgspec.structs.replace(one.save(), step=11), "its manifest says step 10"),
+        (lambda one: one.save(step=10, manifest_step=11), "its manifest says step 11"),
+        (lambda one: one.save(attempt=1, manifest_attempt=2), "its manifest says attempt 2"),
         (lambda one: msgspec.structs.replace(one.save(), sha256="0" * 64), "SHA-256 is not the one the trainer named"),
-        (lambda one: msgspec.structs.replace(one.save(), key="team/nothing/manifest.json"), "does not exist"),
+        (lambda one: one.nothing(), "does not exist"),
         (lambda one: one.save(schema=9), "schema 9 is not supported"),
     ],
 )
@@ -137,17 +154,71 @@ async def test_a_checkpoint_that_cannot_be_trusted_is_refused_with_its_reason(
 
 
 async def test_what_is_no_manifest_is_refused(store: S3CheckpointStore, trainer: Trainer) -> None:
-    trainer.put("team/junk/manifest.json", b"junk")
-    reference = CheckpointReference(key="team/junk/manifest.json", sha256=sha256_hex(b"junk"), step=1)
-    (claim,) = await look(store, trainer, reference)
+    (claim,) = await look(store, trainer, trainer.junk())
     assert not claim.usable
     assert "manifest cannot be decoded" in claim.why
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": ""},
+        {"key": "x" * 3000},
+        {"key": "team/\0/manifest.json"},
+        {"key": "team/../manifest.json"},
+        {"key": "journal/manifest.json"},
+        {"step": 11},
+        {"step": -10},
+        {"sha256": "x" * 50_000},
+    ],
+)
+async def test_a_claim_that_is_no_checkpoint_of_this_run_is_ignored_and_hides_no_other(
+    store: S3CheckpointStore, trainer: Trainer, change: dict[str, Any]
+) -> None:
+    true = trainer.save(20)
+    false = msgspec.structs.replace(trainer.save(), **change)
+    foreign = msgspec.structs.replace(
+        false, key=Trainer.prefix(trainer, 10).replace("lab/job", "lab/other") + "manifest.json"
+    )
+    claims = await look(store, trainer, false, foreign, true)
+    assert [(claim.reference, claim.usable) for claim in claims] == [(true, True)]
+
+
+@pytest.mark.parametrize(("step", "attempt"), [(101, 1), (10**11, 1), (10, 99), (10, 0), (81, 1), (80, 2)])
+async def test_a_checkpoint_that_the_surviving_history_cannot_contain_is_no_candidate(
+    store: S3CheckpointStore, trainer: Trainer, step: int, attempt: int
+) -> None:
+    state = run_state(attempts=attempts((None, 0), (1, 80)) if step in {80, 81} else attempts((None, 0)))
+    assert await look(store, trainer, trainer.save(step, attempt=attempt), state=state) == ()
+
+
+@pytest.mark.parametrize(("step", "attempt"), [(0, 1), (80, 1), (81, 2), (100, 2)])
+async def test_every_step_that_was_trained_can_have_been_saved(
+    store: S3CheckpointStore, trainer: Trainer, step: int, attempt: int
+) -> None:
+    (claim,) = await look(
+        store, trainer, trainer.save(step, attempt=attempt), state=run_state(attempts=attempts((None, 0), (1, 80)))
+    )
+    assert (claim.usable, claim.attempt) == (True, attempt)
+
+
+async def test_a_manifest_too_large_to_be_one_is_refused(
+    store: S3CheckpointStore, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = store.get
+
+    async def get_little(key: str) -> bytes:
+        return await get(key, 20)
+
+    monkeypatch.setattr(store, "get", get_little)
+    (claim,) = await look(store, trainer, trainer.save())
+    assert (claim.usable, claim.why) == (False, "its manifest is larger than any manifest can be")
 
 
 async def test_what_the_journal_knows_is_not_looked_at_again(store: S3CheckpointStore, trainer: Trainer) -> None:
     known, new = trainer.save(10), trainer.save(20)
     state = run_state(checkpoints=(Checkpoint(reference=known, attempt=1, state=CheckpointState.COMMITTED),))
-    claims = await look_at_claims(store, trainer.run, state, (known, new, new))
+    claims = await look(store, trainer, known, new, new, state=state)
     assert [claim.reference for claim in claims] == [new]
 
 

@@ -23,7 +23,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from trimtab_operator.errors import CredentialsRefused, NotFound, StoreRefused, StoreUnavailable
+from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, StoreRefused, StoreUnavailable
 
 CONNECT_SECONDS, READ_SECONDS = 3.0, 5.0
 THREADS = 16
@@ -101,7 +101,7 @@ class Bucket:
         await self._in_thread("PutObject", key, lambda client: client.put_object(**arguments))
 
     async def get(self, key: str, limit: int | None = None, *, again: bool = True) -> bytes:
-        """The whole object; raises NotFound, and StoreRefused over `limit` bytes. `again` allows a second try."""
+        """The whole object; raises NotFound, and ObjectTooLarge over `limit` bytes. `again` allows a second try."""
 
         def read(client: Any) -> bytes | None:
             answer = client.get_object(Bucket=self.name, Key=key)
@@ -111,7 +111,7 @@ class Bucket:
         found = await (self._read if again else self._in_thread)("GetObject", key, read)
         if found is None:
             message = f"{self.name}/{key} is larger than the {limit} bytes expected of it"
-            raise StoreRefused(message)
+            raise ObjectTooLarge(message)
         return found
 
     async def delete(self, key: str) -> None:

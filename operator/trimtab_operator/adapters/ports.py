@@ -77,7 +77,7 @@ class CheckpointStore(Protocol):
         ...
 
     async def get(self, key: str, limit: int = MAX_OBJECT_BYTES) -> bytes:
-        """The whole object; raises NotFound, and StoreRefused when it has more than `limit` bytes."""
+        """The whole object; raises NotFound, and ObjectTooLarge when it has more than `limit` bytes."""
         ...
 
     async def sizes(self, prefix: str) -> Mapping[str, int]:
