@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 
 import pytest
 import yaml
@@ -10,8 +11,18 @@ from library_policies import shipped
 from trimtab_contract.metrics import Vector
 from trimtab_policies.backtest import judge_log
 from trimtab_policies.calibration import LogEvidence, LogSurvey, NothingToPropose, Proposal, manifest, propose
+from trimtab_policies.calibration.manifest import action_of
 from trimtab_policies.calibration.poisson import upper_bound
-from trimtab_policies.calibration.spikes import FOR_RECORDS, SIGMAS, Setting, grid_policy
+from trimtab_policies.calibration.spikes import (
+    FOR_RECORDS,
+    SIGMAS,
+    STATISTICS,
+    Firings,
+    Setting,
+    SpikeChoice,
+    choose,
+    grid_policy,
+)
 from trimtab_policies.log_readers.points import LogPoint
 from trimtab_policies.policy import AcceptedPolicy, parse_policy
 from trimtab_policies.rules import Action
@@ -54,6 +65,12 @@ def logits(
         maxima = Vector.pack((2, 2), [0.25 * top, 0.5 * top, -1.0, top])
         clip = Vector.pack((2, 2), [1.0, 1.0, 1.0, gamma if step == 700 else 1.0])
         yield LogPoint(step=step, scalars={}, vectors={name: maxima, "qk_clip_gamma": clip}, line=step)
+
+
+def quiet(records: int) -> dict[Setting, Firings]:
+    """So many records on which no setting fired."""
+    settings = (Setting(*one) for one in product(STATISTICS, SIGMAS, FOR_RECORDS))
+    return {setting: Firings(0, records) for setting in settings}
 
 
 def policy_of(proposal: Proposal) -> AcceptedPolicy:
@@ -135,10 +152,36 @@ def test_a_target_that_so_few_records_cannot_show_is_said_to_be_unsupported() ->
     assert choice.records_missing == round(-math.log(0.005) / 1e-5) - judged
 
 
-def test_a_rule_rolls_back_only_where_its_target_is_shown(of_normal: Proposal) -> None:
-    assert policy_of(of_normal).spec.rules[0].action is Action.ROLLBACK
-    unsupported = policy_of(propose([survey(points(losses(2_000)))], 0.1))
-    assert unsupported.spec.rules[0].action is Action.NOTIFY
+@pytest.mark.parametrize(
+    ("metric", "records", "target", "action"),
+    [
+        ("loss", 600_000, 0.1, Action.ROLLBACK),
+        ("loss", 500_000, 0.1, Action.NOTIFY),
+        ("loss", 60_000, 1.0, Action.ROLLBACK),
+        ("loss", 40_000, 2.0, Action.NOTIFY),
+        ("grad_norm", 600_000, 0.1, Action.NOTIFY),
+    ],
+)
+def test_a_rule_rolls_back_only_where_its_bound_is_shown_and_low(
+    metric: str, records: int, target: float, action: Action
+) -> None:
+    choice = choose(metric, [quiet(records)], target)
+    assert isinstance(choice, SpikeChoice)
+    assert action_of(choice) is action
+
+
+def test_one_firing_more_than_the_target_allows_ends_the_descent() -> None:
+    counts = quiet(600_000) | {Setting("Mean", 6, 1): Firings(1, 600_000)}
+    choice = choose("loss", [counts], 0.1)
+    assert isinstance(choice, SpikeChoice)
+    families = {(one.setting.statistic, one.setting.for_records): one.setting.sigma for one in choice.candidates}
+    assert families.pop(("Mean", 1)) == 7
+    assert set(families.values()) == {3}
+
+
+def test_a_metric_that_fires_at_every_setting_gets_no_rule() -> None:
+    counts = {setting: Firings(50, 20_000) for setting in quiet(1)}
+    assert choose("loss", [counts], 0.1) == "loss: every setting up to 10 deviations and 5 records fires too often"
 
 
 def test_a_log_that_is_too_short_is_refused_with_the_number_it_lacks() -> None:

@@ -11,6 +11,9 @@ from trimtab_policies.calibration.spikes import AFTER_STEPS, CONFIDENCE, SpikeCh
 from trimtab_policies.policy import parse_policy
 from trimtab_policies.rules import Action
 
+MOST_ROLLBACKS = 1.0
+"""A rule rolls back only if it is shown to do so without need at most so often in 10,000 records."""
+
 _WIDTH = 116
 
 Rule = Mapping[str, Any]
@@ -38,8 +41,9 @@ def manifest(proposal: Proposal, name: str = "calibrated") -> str:
 
 
 def action_of(choice: SpikeChoice) -> Action:
-    """A rule may act as far as its evidence carries: rolling back takes a loss whose target is shown."""
-    return Action.ROLLBACK if choice.metric == "loss" and choice.supported else Action.NOTIFY
+    """A rule may act as far as its evidence carries; a gradient norm is news and no damage."""
+    shown = choice.supported and choice.firings.bound <= MOST_ROLLBACKS
+    return Action.ROLLBACK if choice.metric == "loss" and shown else Action.NOTIFY
 
 
 def sentences(choice: SpikeChoice) -> str:

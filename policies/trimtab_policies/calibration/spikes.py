@@ -163,7 +163,8 @@ def choose(metric: str, logs: Sequence[Counts], target: float) -> SpikeChoice | 
     records = min((firings.records for firings in total.values()), default=0)
     if not records:
         return (
-            f"{metric}: no record of the logs has it, or none behind step {AFTER_STEPS}; --map {metric}=COLUMN names it"
+            f"{metric}: no record could be judged: either it is absent (--map {metric}=COLUMN names its column), "
+            f"or the logs end before step {AFTER_STEPS} or before a baseline has filled"
         )
     if records < FEWEST_RECORDS:
         return (
