@@ -68,7 +68,7 @@ class ScriptedOperator:
         for _ in range(COMMANDS_PER_TURN):
             for ack in self.run.acks[self._read :]:
                 self._read += 1
-                self._acks = self._acks.fold(f"{self._read}-0", ack)
+                self._acks = self._acks.hear(f"{self._read}-0", ack, self.journal.state)
             command = advance(self.journal.state, self.run.observe(self.journal.state, self._acks, pods))
             if command is None:
                 return

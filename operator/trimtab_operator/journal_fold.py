@@ -80,6 +80,7 @@ def _directive(state: RunState, record: JournalRecord) -> RunState:
             # Without a restore the run begins anew from its seed: nothing of the earlier attempts survives.
             parent=state.attempt if directive.restore else None,
             branch_step=directive.restore.step if directive.restore else 0,
+            order=directive.order,
         )
         state = replace(state, attempts=(*state.attempts, attempt))
         if state.incident is not None and directive.restore is not None:

@@ -10,7 +10,7 @@ from trimtab_contract.journal import Evidence
 
 from trimtab_operator.incidents import Latch
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import AcceptedGuard, RequestAction
+from trimtab_operator.run_state import AcceptedGuard, RequestAction, RunState
 
 
 class PodsState(StrEnum):
@@ -70,6 +70,14 @@ class Acks:
     verified: tuple[tuple[CheckpointReference, str], ...] = ()
     verify_failed: tuple[tuple[CheckpointReference, str], ...] = ()
 
+    def hear(self, entry_id: str, ack: Ack, state: RunState) -> "Acks":
+        """The acks after one more stream entry, which counts for nothing when no world of this run can have meant it.
+
+        The journal is ahead of every world: it names an attempt before one can speak of it. Words from beyond it, once
+        believed, would make every true word that follows look like a late one.
+        """
+        return self.fold(entry_id, ack) if _can_be_meant(ack, state) else replace(self, cursor=entry_id)
+
     def fold(self, entry_id: str, ack: Ack) -> "Acks":
         """The acks after one more stream entry."""
         after = replace(self, cursor=entry_id, latest=self._heard(ack))
@@ -104,6 +112,17 @@ class Acks:
         if latest is None or (ack.world, ack.attempt) != (latest.world, latest.attempt):
             return latest
         return msgspec.structs.replace(latest, progress=max(latest.progress, ack.progress))
+
+
+def _can_be_meant(ack: Ack, state: RunState) -> bool:
+    """Whether the ack's world and attempt were ever started, and what it says of a restore answers what was asked."""
+    if state.world is None or ack.world > state.world.number or ack.attempt > state.attempt:
+        return False
+    directive = state.directive
+    if ack.state not in {AckState.RESTORED, AckState.DIAGNOSED} or directive is None or ack.attempt < state.attempt:
+        return True
+    asked = state.attempts[-1].order <= (ack.epoch, ack.seq) <= directive.order
+    return asked and (ack.checkpoint == directive.restore or (ack.state is AckState.DIAGNOSED and not ack.checkpoint))
 
 
 def _same_attempt(one: Ack | None, other: Ack) -> bool:

@@ -231,7 +231,7 @@ class RunReconciler:
         while True:
             batch = await self._ports.bus.acks(self.run, self._acks.cursor)
             for entry_id, ack in batch.acks:
-                self._acks = self._acks.fold(entry_id, ack)
+                self._acks = self._acks.hear(entry_id, ack, self.state)
             self._acks = replace(self._acks, cursor=batch.cursor)
             if len(batch.acks) + len(batch.rejected) == 0:
                 return

@@ -78,12 +78,16 @@ class CheckpointState(StrEnum):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of training; it continues `parent` up to and including `branch_step`."""
+    """One stretch of training; it continues `parent` up to and including `branch_step`.
+
+    `order` is the (epoch, seq) of the directive that began it.
+    """
 
     number: int
     world: int
     parent: int | None
     branch_step: int
+    order: tuple[int, int] = (0, 0)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

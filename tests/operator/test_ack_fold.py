@@ -1,8 +1,20 @@
 """The fold of the acknowledgement stream: late words of the past change nothing, claims are never lost."""
 
-from run_states import ack, reference
-from trimtab_contract.directives import Ack, AckState
+from typing import Any
+
+import msgspec
+import pytest
+from run_states import ack, attempts, reference, run_state
+from trimtab_contract.directives import Ack, AckState, Action, Directive
 from trimtab_operator.observation import Acks
+from trimtab_operator.run_state import World
+
+RESTORING = run_state(
+    attempts=(attempts((None, 0))[0], msgspec.structs.replace(attempts((None, 0), (1, 80))[1], order=(2, 30))),
+    world=World(number=1),
+    directive=Directive(epoch=3, seq=40, world=1, attempt=2, action=Action.HOLD, restore=reference(80)),
+)
+"""Attempt 2 was begun at (2, 30) and its directive repeated at (3, 40)."""
 
 
 def folded(*acks: Ack) -> Acks:
@@ -84,3 +96,45 @@ def test_a_measured_world_that_names_its_checkpoint_was_restored() -> None:
     restored = ack(AckState.RESTORED, attempt=2, checkpoint=reference(80))
     assert folded(restored, measured).restored == restored
     assert folded(ack(AckState.DIAGNOSED, attempt=2)).restored is None
+
+
+@pytest.mark.parametrize("beyond", [{"world": 2}, {"attempt": 3}, {"world": 10**15, "attempt": 10**15}])
+@pytest.mark.parametrize("state", [AckState.RUNNING, AckState.FINISHED, AckState.SAVED])
+def test_words_of_worlds_that_were_never_started_deafen_nobody(state: AckState, beyond: dict[str, Any]) -> None:
+    lie = ack(state, **{"world": 1, "attempt": 2, "checkpoint": reference(90), **beyond})
+    true = ack(AckState.RUNNING, world=1, attempt=2)
+    heard = Acks().hear("1-0", lie, RESTORING)
+    assert heard == Acks(cursor="1-0")
+    assert heard.hear("2-0", true, RESTORING).latest == true
+
+
+@pytest.mark.parametrize("state", [AckState.RESTORED, AckState.DIAGNOSED])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoint": reference(70)},
+        {"checkpoint": msgspec.structs.replace(reference(80), sha256="1" * 64)},
+        {"epoch": 2, "seq": 29},
+        {"epoch": 3, "seq": 41},
+    ],
+)
+def test_a_restore_that_was_not_asked_for_is_not_believed_and_hides_no_true_one(
+    state: AckState, change: dict[str, Any]
+) -> None:
+    true = ack(AckState.RESTORED, attempt=2, epoch=3, seq=40, checkpoint=reference(80))
+    lie = msgspec.structs.replace(true, state=state, **change)
+    assert Acks().hear("1-0", lie, RESTORING).restored is None
+    for order in ((true, lie), (lie, true)):
+        heard = Acks()
+        for number, one in enumerate(order):
+            heard = heard.hear(f"{number}-0", one, RESTORING)
+        assert (heard.restored, heard.diagnosed) == (true, None)
+
+
+def test_a_restore_acknowledged_before_its_directive_was_repeated_still_counts() -> None:
+    early = ack(AckState.RESTORED, attempt=2, epoch=2, seq=30, checkpoint=reference(80))
+    assert Acks().hear("1-0", early, RESTORING).restored == early
+
+
+def test_a_restored_without_its_checkpoint_says_nothing() -> None:
+    assert Acks().hear("1-0", ack(AckState.RESTORED, attempt=2, epoch=3, seq=40), RESTORING).restored is None
