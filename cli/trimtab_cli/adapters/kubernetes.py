@@ -29,7 +29,8 @@ class Kubernetes:
     def __init__(self, choice: ClusterChoice) -> None:
         """Read the kubeconfig and send nothing; raises NotFound when there is none or it lacks the context."""
         configuration = client.Configuration()
-        file = str(choice.kubeconfig) if choice.kubeconfig else None
+        # The library looks for the variable once, when it is imported.
+        file = str(choice.kubeconfig) if choice.kubeconfig else os.environ.get("KUBECONFIG")
         try:
             contexts, active = cast("Any", config).list_kube_config_contexts(config_file=file)
             cast("Any", config).load_kube_config(
