@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import structlog
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import Ack, Action
-from trimtab_contract.errors import ContractError
-from trimtab_contract.evidence import ProbeEvidence, decode_probe
+from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
 from trimtab_contract.keys import RunId, audit_evidence
 
@@ -17,9 +16,11 @@ from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, C
 from trimtab_operator.claims import look_at_claims
 from trimtab_operator.errors import InvalidResource, NotFound, StoreRefused, StoreUnavailable
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
+from trimtab_operator.incidents import Incident
 from trimtab_operator.judge import Judge
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
 from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods, Request
+from trimtab_operator.probes import ProbeProblem, read_probe
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources import RunRequestSpec, parse_duration, parse_run_request_spec
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
@@ -149,7 +150,7 @@ class Observer:
             if diagnosed.attempt != incident.restoring_attempt:
                 return observation
             if self._probe is None or self._probe[0] != diagnosed.attempt:
-                problem = await self._fetch_probe(diagnosed)
+                problem = await self._fetch_probe(diagnosed, incident, state)
                 if problem or self._probe is None:
                     return replace(observation, probe_problem=problem)
             return replace(observation, probe=self._probe[1], probe_evidence=self._probe[2])
@@ -163,25 +164,18 @@ class Observer:
             self._frozen = frozen
         return frozen
 
-    async def _fetch_probe(self, ack: Ack) -> str:
+    async def _fetch_probe(self, ack: Ack, incident: Incident, state: RunState) -> str:
         """Copy the probe's losses into the audit bucket, where the trainer cannot change them; why that cannot be."""
         if self.store is None:
             return ""
-        if ack.evidence is None:
-            return "the trainer names no evidence of its probe"
         try:
-            body = await self.store.get(ack.evidence.key)
-            if sha256_hex(body) != ack.evidence.sha256:
-                return "the probe's SHA-256 is not the one the trainer named"
-            probe = decode_probe(body)
-        except NotFound:
-            return "the probe's evidence does not exist"
-        except ContractError as error:
-            return str(error)
-        key = audit_evidence(self._run, ack.evidence.sha256)
+            probe, body = await read_probe(self.store, self._run, ack, incident, state.directive)
+        except ProbeProblem as problem:
+            return str(problem)
+        digest = sha256_hex(body)
+        key = audit_evidence(self._run, digest)
         await self._journal.put_object(key, body)
-        evidence = (Evidence(key=key, sha256=ack.evidence.sha256),)
-        self._probe = (ack.attempt, probe, evidence)
+        self._probe = (ack.attempt, probe, (Evidence(key=key, sha256=digest),))
         return ""
 
     async def _open_store(self, job: TrainingJobView, state: RunState) -> list[Blocker]:
