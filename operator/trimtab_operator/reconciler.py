@@ -14,7 +14,15 @@ from trimtab_contract.directives import AckState
 from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_contract.keys import RunId, ack_stream, metrics_stream
 
-from trimtab_operator.adapters.ports import Bus, CheckpointStores, Cluster, JournalStore, KubernetesObject, Lease
+from trimtab_operator.adapters.ports import (
+    ACK_PAGE,
+    Bus,
+    CheckpointStores,
+    Cluster,
+    JournalStore,
+    KubernetesObject,
+    Lease,
+)
 from trimtab_operator.commands import Append, Draft, Perform
 from trimtab_operator.effects import Surroundings, ensure_user, perform, publish
 from trimtab_operator.errors import (
@@ -34,7 +42,7 @@ from trimtab_operator.observation import Acks, MissingMetric, PodsState
 from trimtab_operator.observer import Observer, Surveyed
 from trimtab_operator.progress import FinalCheckClock, ProgressClock, TrainingClock
 from trimtab_operator.reasons import ConditionType, Reason
-from trimtab_operator.records import BATCH, RecordFeed
+from trimtab_operator.records import BATCH, RecordFeed, Rejections
 from trimtab_operator.remediation import advance
 from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
@@ -88,7 +96,8 @@ class RunReconciler:
         self._ports = ports
         self._journal = RunJournal(ports.journal, run, ports.identity)
         self._judge = Judge()
-        self._feed = RecordFeed(ports.bus, run)
+        self._rejections = Rejections(run)
+        self._feed = RecordFeed(ports.bus, run, self._rejections)
         self._observer = Observer(run, ports.cluster, ports.journal, ports.stores)
         self._reporter = Reporter(ports.cluster)
         self._untold: list[JournalRecord] = []
@@ -233,7 +242,8 @@ class RunReconciler:
             for entry_id, ack in batch.acks:
                 self._acks = self._acks.hear(entry_id, ack, self.state)
             self._acks = replace(self._acks, cursor=batch.cursor)
-            if len(batch.acks) + len(batch.rejected) == 0:
+            self._rejections.add(batch.rejected)
+            if len(batch.acks) + len(batch.rejected) < ACK_PAGE:
                 return
 
     async def _read_records(self) -> None:

@@ -2,25 +2,54 @@
 
 from collections.abc import Sequence
 
+import structlog
 from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId, records_prefix, segment_steps
 from trimtab_contract.metrics import MetricRecord, decode_archive
 from trimtab_policies.lineage import Segment
 
 from trimtab_operator.adapters.ports import Bus, CheckpointStore, Rejected
+from trimtab_operator.errors import CredentialsRefused, NotFound, StoreRefused
 
 BATCH = 1000
+REMEMBERED_REJECTIONS = 1024
+MAX_REASON_CHARACTERS = 300
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Rejections:
+    """Says in the log what one run's streams and archive hold that no trainer can mean, each as a rule once.
+
+    Only the newest are remembered, however many there are. `count` is of those that were said.
+    """
+
+    def __init__(self, run: RunId) -> None:
+        self.count = 0
+        self._run = run
+        self._told: dict[Rejected, None] = {}
+
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        """One line for all that is new of one reading."""
+        new = [one for one in rejected if one not in self._told]
+        if not new:
+            return
+        self._told.update(dict.fromkeys(new))
+        for oldest in list(self._told)[:-REMEMBERED_REJECTIONS]:
+            del self._told[oldest]
+        self.count += len(new)
+        log.warning("rejected", run=str(self._run), new=len(new), all=self.count, id=new[0].id, reason=new[0].reason)
 
 
 class RecordFeed:
     """Reads one run's records. Redis is a bus that forgets; the archive in the checkpoint bucket is the record.
 
-    `cursor` is the position in the stream read last; `rejected` collects what cannot be what a trainer meant.
+    `cursor` is the position in the stream read last; `rejections` hears of what cannot be what a trainer meant.
     """
 
-    def __init__(self, bus: Bus, run: RunId) -> None:
+    def __init__(self, bus: Bus, run: RunId, rejections: Rejections) -> None:
         self.store: CheckpointStore | None = None
-        self.rejected: list[Rejected] = []
+        self.rejections = rejections
         self.cursor = "0-0"
         self._bus = bus
         self._run = run
@@ -31,7 +60,7 @@ class RecordFeed:
         Raises BusUnavailable, StoreUnavailable.
         """
         batch = await self._bus.records(self._run, attempt, step, BATCH)
-        self.rejected.extend(batch.rejected)
+        self.rejections.add(batch.rejected)
         self.cursor = batch.cursor
         records = batch.records
         if records and records[0].step > step + 1:
@@ -50,8 +79,10 @@ class RecordFeed:
                 if end < first or begin > last:
                     continue
                 records = decode_archive(await self.store.get(key))
-            except ContractError as error:
-                self.rejected.append(Rejected(key, str(error)))
+            except CredentialsRefused:
+                raise
+            except (ContractError, NotFound, StoreRefused) as error:
+                self.rejections.add((Rejected(key, str(error)[:MAX_REASON_CHARACTERS]),))
                 continue
             found.update({record.step: record for record in records if first <= record.step <= last})
         return tuple(found[step] for step in sorted(found))

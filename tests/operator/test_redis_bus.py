@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pytest
 from redis import Redis
 from redis.exceptions import NoPermissionError
@@ -12,7 +13,7 @@ from trimtab_contract import keys
 from trimtab_contract.directives import ACK_FIELD, Ack, AckState, Action, Directive, encode
 from trimtab_contract.keys import RunId
 from trimtab_contract.metrics import STREAM_FIELD, MetricRecord, encode_record
-from trimtab_operator.adapters.ports import Publication
+from trimtab_operator.adapters.ports import ACK_PAGE, Publication
 from trimtab_operator.adapters.redis import FURTHEST_STEP, RedisBus
 from trimtab_operator.errors import BusUnavailable, Fenced, PermanentError
 
@@ -149,6 +150,19 @@ async def test_an_entry_that_nests_without_end_hides_nothing_behind_it(bus: Redi
     add(admin, run, "2-0", encode_record(record(2)))
     records = await bus.records(run, 1, after_step=0)
     assert ([each.id for each in records.rejected], records.records[0].step) == (["1-0"], 2)
+
+
+async def test_a_flood_of_acks_is_read_in_small_pages_and_a_huge_one_is_dropped(
+    bus: RedisBus, admin: Redis, run: RunId
+) -> None:
+    stream = keys.ack_stream(run)
+    huge = admin.xadd(stream, {ACK_FIELD: encode(msgspec.structs.replace(ack(1), detail="x" * 65_536))}).decode()
+    for seq in range(2, 100):
+        admin.xadd(stream, {ACK_FIELD: encode(ack(seq))})
+    first = await bus.acks(run)
+    assert ([one.id for one in first.rejected], len(first.acks)) == ([huge], ACK_PAGE - 1)
+    assert "at most 65536 are allowed" in first.rejected[0].reason
+    assert (await bus.acks(run, first.cursor)).acks[0][1] == ack(ACK_PAGE + 1)
 
 
 async def test_one_wait_wakes_for_the_stream_that_has_news(bus: RedisBus, admin: Redis, run: RunId) -> None:

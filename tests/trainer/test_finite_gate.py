@@ -19,6 +19,7 @@ from trimtab_trainer.config import DataConfig, TrainerConfig
 from trimtab_trainer.faults import flip_bit
 from trimtab_trainer.loop import Trainee, train
 from trimtab_trainer.model import TransformerConfig
+from trimtab_trainer.replicas import MOST_NAMED, nonfinite_tensors
 from trimtab_trainer.session import Gate, Session
 
 QUERY, KEY, HEAD, MLP = (
@@ -121,3 +122,18 @@ def test_an_undisturbed_step_updates_every_parameter(world: World) -> None:
     assert unchanged == []
     assert session.scalars[1]["skipped_update"] == 0
     assert session.scalars[1]["update_rms"] > 0
+
+
+def test_a_state_that_is_broken_all_over_is_told_in_few_words(world: World) -> None:
+    """An acknowledgement that grew with the model would be dropped as no trainer's, and the run never held."""
+
+    def ruin(named: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for parameter in named.values():
+                parameter.fill_(float("nan"))
+
+    trainee = train_two_steps(world, ruin).trainee
+    (told,) = nonfinite_tensors(TrainingState(trainee.model, trainee.optimizer), world)
+    assert len(dict(trainee.named_parameters())) > MOST_NAMED
+    assert told.count(", ") == MOST_NAMED
+    assert told.endswith(" more tensors")

@@ -1,7 +1,7 @@
 """Whether all ranks hold the same parameters (most flipped bits show nowhere else), and whether all is finite."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from trimtab_trainer.checkpointing.state import TrainingState, tensors_of
 from trimtab_trainer.collectives import World
 from trimtab_trainer.optim import parameter_checksum
 from trimtab_trainer.tensors import integers
+
+MOST_NAMED = 16
+"""So many tensors of a rank, and so many ranks, are named."""
 
 _SIGN = 1 << 63
 
@@ -30,14 +33,21 @@ def compare_replicas(named_parameters: Iterable[tuple[str, Tensor]], world: Worl
     majority, votes = Counter(rows).most_common(1)[0]
     reference = majority if votes * 2 > len(rows) else rows[0]
     names = [name for name, _ in own.tensors]
-    return ReplicaReport(agree=False, differing=tuple(_differing(rows, reference, names)))
+    return ReplicaReport(agree=False, differing=_shortened(list(_differing(rows, reference, names)), "ranks"))
 
 
 def nonfinite_tensors(state: TrainingState, world: World) -> tuple[str, ...]:
     """For each rank whose weights or optimizer state hold an element that is not finite, how many and where."""
     found = finite_scan(tensors_of(state.flat()))
-    own = f"{found.nonfinite} elements of {', '.join(found.tensors)}" if found.nonfinite else ""
-    return tuple(f"rank {rank}: {text}" for rank, text in enumerate(world.gather_text(own)) if text)
+    named = _shortened(found.tensors, "tensors")
+    own = f"{found.nonfinite} elements of {', '.join(named)}" if found.nonfinite else ""
+    return _shortened([f"rank {rank}: {text}" for rank, text in enumerate(world.gather_text(own)) if text], "ranks")
+
+
+def _shortened(found: Sequence[str], what: str) -> tuple[str, ...]:
+    """The first few, and how many more there are: an acknowledgement must stay small, however much is broken."""
+    more = len(found) - MOST_NAMED
+    return (*found[:MOST_NAMED], f"{more} more {what}") if more > 0 else tuple(found)
 
 
 def _differing(rows: list[tuple[int, ...]], reference: tuple[int, ...], names: list[str]) -> Iterable[str]:

@@ -19,6 +19,8 @@ KubernetesObject = Mapping[str, Any]
 
 
 MAX_OBJECT_BYTES = 64 * 1024 * 1024
+ACK_PAGE = 32
+"""How many acknowledgements are read at once: their writer says how large each is."""
 """No manifest, archive segment or evidence of a trainer is larger; what is must not fill the operator's memory."""
 
 
@@ -150,7 +152,7 @@ class Bus(Protocol):
         """
         ...
 
-    async def acks(self, run: RunId, after_id: str = "0-0", limit: int = 1000) -> AckBatch:
+    async def acks(self, run: RunId, after_id: str = "0-0", limit: int = ACK_PAGE) -> AckBatch:
         """At most `limit` acknowledgements after the entry `after_id`."""
         ...
 

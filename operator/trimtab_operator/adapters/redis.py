@@ -16,17 +16,18 @@ from trimtab_contract.errors import MalformedDirective, MalformedRecord
 from trimtab_contract.keys import RunId
 from trimtab_contract.metrics import STREAM_FIELD, MetricRecord, decode_record
 
-from trimtab_operator.adapters.ports import AckBatch, Publication, Published, RecordBatch, Rejected
+from trimtab_operator.adapters.ports import ACK_PAGE, AckBatch, Publication, Published, RecordBatch, Rejected
 from trimtab_operator.errors import BusUnavailable, Fenced, PermanentError
 
 TIMEOUT_SECONDS = 3.0
 FURTHEST_STEP = 100_000
 """A step this far above the last good one cannot be what a trainer meant."""
 
-_MAX_ACK_BYTES = 1024 * 1024
+_MAX_ACK_BYTES = 64 * 1024
 _MAX_REASON_CHARACTERS = 300
 _PAGE_BYTES = 4 * 1024 * 1024
-_FIRST_PAGE, _LARGEST_PAGE = 16, 1000
+_FIRST_PAGE, _LARGEST_PAGE = 16, 64
+"""The next entries may be thousands of times as large as the ones before them."""
 _LAST_OF_STEP = (1 << 64) - 1
 
 _PUBLISH = """
@@ -99,7 +100,7 @@ class RedisBus:
                 break
         return RecordBatch(tuple(records), tuple(rejected), cursor)
 
-    async def acks(self, run: RunId, after_id: str = "0-0", limit: int = 1000) -> AckBatch:
+    async def acks(self, run: RunId, after_id: str = "0-0", limit: int = ACK_PAGE) -> AckBatch:
         """See `Bus.acks`."""
         acks: list[tuple[str, Ack]] = []
         rejected: list[Rejected] = []
