@@ -19,6 +19,8 @@ MINIMUM_CONTROL = 8
 HEALTHY_RUN = 8
 """The damage ends where this many windows in a row beyond the last flagged one are healthy."""
 DEFAULT_SIGMA = 4.0
+LARGEST_LOSS = 3.4028235e38
+"""A loss is measured in 32 bits; sums and squares of what is no larger fit in 64."""
 
 
 class ExtentOutcome(StrEnum):

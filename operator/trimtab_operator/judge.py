@@ -22,6 +22,7 @@ from trimtab_policies.reach import retention
 from trimtab_policies.rules import Action
 from trimtab_policies.verdicts import State, Verdict
 
+from trimtab_operator.extent import LARGEST_LOSS
 from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings
 from trimtab_operator.observation import FiringRule
 from trimtab_operator.run_state import AcceptedGuard, RunState
@@ -259,7 +260,7 @@ def _control_limit(verdict: Verdict, history: History, first_bad: int, sigma: fl
     healthy = [
         loss
         for record in history.records
-        if record.step < first_bad and math.isfinite(loss := record.scalars.get("loss", math.nan))
+        if record.step < first_bad and abs(loss := record.scalars.get("loss", math.nan)) <= LARGEST_LOSS
     ][-HEALTHY_RECORDS:]
     if len(healthy) < 2:
         return None

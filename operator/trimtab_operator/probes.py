@@ -10,11 +10,10 @@ from trimtab_contract.keys import RunId, evidence_object
 
 from trimtab_operator.adapters.ports import CheckpointStore
 from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, StoreRefused
+from trimtab_operator.extent import LARGEST_LOSS
 from trimtab_operator.incidents import Incident
 
 MAX_PROBE_BYTES = 4 * 1024 * 1024
-LARGEST_LOSS = 3.4028235e38
-"""A loss is measured in 32 bits; sums and squares of what is no larger fit in 64."""
 
 _NAME = re.compile(r"[A-Za-z0-9.-]{1,200}")
 

@@ -395,3 +395,12 @@ def test_a_long_absence_under_on_no_data_pause_pauses() -> None:
     judge.listen(600.0, state)
     assert judge.firing is not None
     assert (judge.firing.action, judge.firing.fired_step) == ("Pause", 10)
+
+
+def test_losses_no_trainer_can_measure_break_no_judgement() -> None:
+    nonfinite = policy(NONFINITE)
+    records = [*run([*healthy(30), *[1.7e308] * 5]), record(36, loss=2.0, nonfinite=1.0)]
+    firing = judge_of(run_state(guards=(guarded(nonfinite),)), records, nonfinite).firing
+    assert firing is not None
+    assert firing.control_limit is not None
+    assert 2.0 < firing.control_limit < 2.6
