@@ -7,39 +7,50 @@ looked at, and nothing that is found there raises.
 import re
 from typing import Any
 
-import structlog
 from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.errors import ContractError, MalformedManifest
 from trimtab_contract.journal import Evidence
 from trimtab_contract.keys import MANIFEST_NAME, RunId, manifest_identity
 
-from trimtab_operator.adapters.ports import CheckpointStore
+from trimtab_operator.adapters.ports import CheckpointStore, Rejected
 from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, StoreRefused
 from trimtab_operator.observation import CheckpointClaim
+from trimtab_operator.records import Rejections
 from trimtab_operator.run_state import RunState
 
 MAX_REASON_CHARACTERS = 300
 """Of a reason that quotes what a stranger may have written."""
+SHOWN_CHARACTERS = 200
+"""Likewise, of a key."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-log = structlog.stdlib.get_logger(__name__)
-
 
 async def look_at_claims(
-    store: CheckpointStore, run: RunId, state: RunState, references: tuple[CheckpointReference, ...], trained: int
+    store: CheckpointStore,
+    run: RunId,
+    state: RunState,
+    references: tuple[CheckpointReference, ...],
+    trained: int,
+    rejections: Rejections,
 ) -> tuple[CheckpointClaim, ...]:
     """Judge every claim the journal does not know yet; raises StoreUnavailable when S3 does not answer.
 
     `trained` is the last step that the newest attempt is known to have trained. What is claimed of a later one waits
     until it is, since a save may be heard of before the record; what no surviving history can contain is ignored.
+    `rejections` hears of what is no checkpoint of this run, and of what S3 does not hand out.
     Raises CredentialsRefused, too.
     """
     claims: list[CheckpointClaim] = []
     for reference in {one.key: one for one in references if state.checkpoint(one.key) is None}.values():
         attempt = _attempt(store.root, run, reference)
-        if attempt is None or not _may_exist(state, attempt, reference.step, trained):
+        if attempt is None:
+            rejections.add(
+                (Rejected(ascii(reference.key[:SHOWN_CHARACTERS]), "claimed, but no checkpoint of this run"),)
+            )
+            continue
+        if not _may_exist(state, attempt, reference.step, trained):
             continue
         try:
             claims.append(await _look_at(store, run, reference, attempt))
@@ -47,7 +58,7 @@ async def look_at_claims(
             raise
         except StoreRefused as error:
             # What S3 hands out to nobody says nothing of the checkpoint, and must not stop the run's guard.
-            log.warning("checkpoint cannot be looked at", run=str(run), step=reference.step, error=str(error))
+            rejections.add((Rejected(reference.key, str(error)),))
     return tuple(claims)
 
 

@@ -22,6 +22,7 @@ from trimtab_operator.kubernetes_view import owned_by, pods_of_world
 from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods, Request
 from trimtab_operator.probes import ProbeProblem, read_probe
 from trimtab_operator.reasons import Reason
+from trimtab_operator.records import Rejections
 from trimtab_operator.resources import RunRequestSpec, parse_duration, parse_run_request_spec
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
@@ -77,6 +78,7 @@ class Observer:
         self._cluster = cluster
         self._journal = journal
         self._stores = stores
+        self._rejections = Rejections(run)
         self._opened: tuple[object, ...] = ()
         self._frozen: Evidence | None = None
         self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
@@ -116,8 +118,11 @@ class Observer:
     ) -> Observation:
         """Add what the trainer said and what its records say."""
         told = tuple(message.saved for message in surveyed.pods.messages if message.saved is not None)
+        claimed = (*acks.saved, *told)
         trained = _trained(surveyed.pods, judge, state)
-        claims = await look_at_claims(self.store, self._run, state, (*acks.saved, *told), trained) if self.store else ()
+        claims = (
+            await look_at_claims(self.store, self._run, state, claimed, trained, self._rejections) if self.store else ()
+        )
         observation = Observation(
             job=job,
             now=now,

@@ -20,8 +20,9 @@ from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.keys import RunId, checkpoint_prefix
 from trimtab_operator.adapters.s3 import S3CheckpointStore, S3CheckpointStores
 from trimtab_operator.claims import look_at_claims
-from trimtab_operator.errors import StoreUnavailable
+from trimtab_operator.errors import StoreRefused, StoreUnavailable
 from trimtab_operator.observation import CheckpointClaim
+from trimtab_operator.records import Rejections
 from trimtab_operator.run_state import Checkpoint, CheckpointState, RunState
 
 OBJECTS = {"rank-000000.bin": b"weights", "rank-000001.bin": b"more weights"}
@@ -109,9 +110,15 @@ def trainer(object_store: ObjectStoreServer, bucket: str) -> Trainer:
 
 
 async def look(
-    store: S3CheckpointStore, trainer: Trainer, *references: CheckpointReference, state: RunState | None = None
+    store: S3CheckpointStore,
+    trainer: Trainer,
+    *references: CheckpointReference,
+    state: RunState | None = None,
+    rejections: Rejections | None = None,
 ) -> tuple[CheckpointClaim, ...]:
-    return await look_at_claims(store, trainer.run, state or run_state(), references, 100)
+    return await look_at_claims(
+        store, trainer.run, state or run_state(), references, 100, rejections or Rejections(trainer.run)
+    )
 
 
 async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
@@ -180,7 +187,9 @@ async def test_a_claim_that_is_no_checkpoint_of_this_run_is_ignored_and_hides_no
     foreign = msgspec.structs.replace(
         false, key=Trainer.prefix(trainer, 10).replace("lab/job", "lab/other") + "manifest.json"
     )
-    claims = await look(store, trainer, false, foreign, true)
+    rejections = Rejections(trainer.run)
+    claims = await look(store, trainer, false, foreign, true, rejections=rejections)
+    assert rejections.count == 2
     assert [(claim.reference, claim.usable) for claim in claims] == [(true, True)]
 
 
@@ -213,6 +222,20 @@ async def test_a_manifest_too_large_to_be_one_is_refused(
     monkeypatch.setattr(store, "get", get_little)
     (claim,) = await look(store, trainer, trainer.save())
     assert (claim.usable, claim.why) == (False, "its manifest is larger than any manifest can be")
+
+
+async def test_what_s3_does_not_hand_out_hides_no_other_checkpoint(
+    store: S3CheckpointStore, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, open_one, get = trainer.save(10), trainer.save(20), store.get
+
+    async def get_some(key: str) -> bytes:
+        if key == locked.key:
+            raise StoreRefused("S3 refuses (InvalidObjectState)")
+        return await get(key)
+
+    monkeypatch.setattr(store, "get", get_some)
+    assert [claim.reference for claim in await look(store, trainer, locked, open_one)] == [open_one]
 
 
 async def test_what_the_journal_knows_is_not_looked_at_again(store: S3CheckpointStore, trainer: Trainer) -> None:
