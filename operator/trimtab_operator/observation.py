@@ -12,6 +12,9 @@ from trimtab_operator.incidents import Latch
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard, RequestAction, RunState
 
+KEPT_CLAIMS = 1024
+"""So many of the newest claims are remembered; older ones of an honest trainer are in the journal by then."""
+
 
 class PodsState(StrEnum):
     """The pods of the newest world, taken together."""
@@ -54,7 +57,7 @@ class Acks:
     """The fold of the acknowledgement stream.
 
     `latest` is the newest ack that tells the state of the newest world; `restored` may be a Diagnosed that names its
-    checkpoint, where Redis lost the word before it; `saved` are all (attempt, reference) claims;
+    checkpoint, where Redis lost the word before it; `saved` are the claims of any attempt;
     `verified` and `verify_failed` map manifest keys to the host that looked.
     """
 
@@ -83,7 +86,7 @@ class Acks:
         after = replace(self, cursor=entry_id, latest=self._heard(ack))
         for reference in (*ack.recent, *((ack.checkpoint,) if ack.state is AckState.SAVED and ack.checkpoint else ())):
             if reference not in after.saved:
-                after = replace(after, saved=(*after.saved, reference))
+                after = replace(after, saved=(*after.saved, reference)[-KEPT_CLAIMS:])
         if ack.checkpoint is not None and ack.state is AckState.VERIFIED:
             return replace(after, verified=_with(after.verified, ack.checkpoint, ack.by))
         if ack.checkpoint is not None and ack.state is AckState.VERIFY_FAILED:
@@ -135,7 +138,7 @@ _Looked = tuple[tuple[CheckpointReference, str], ...]
 def _with(looked: _Looked, reference: CheckpointReference, said: str) -> _Looked:
     """One more opinion of a checkpoint; the first one stays."""
     known = any(reference == one for one, _ in looked)
-    return looked if known else (*looked, (reference, said))
+    return looked if known else (*looked, (reference, said))[-KEPT_CLAIMS:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from run_states import ack, attempts, reference, run_state
 from trimtab_contract.directives import Ack, AckState, Action, Directive
-from trimtab_operator.observation import Acks
+from trimtab_operator.observation import KEPT_CLAIMS, Acks
 from trimtab_operator.run_state import World
 
 RESTORING = run_state(
@@ -74,6 +74,15 @@ def test_events_about_checkpoints_do_not_hide_the_state() -> None:
 def test_what_is_said_again_and_again_takes_no_more_room() -> None:
     said = [ack(AckState.VERIFIED, checkpoint=reference(80), by=host) for host in ("b", "a", "b")] * 50
     assert folded(*said).verified == ((reference(80), "b"),)
+
+
+def test_however_much_is_claimed_only_the_newest_is_remembered() -> None:
+    state, last = Acks(), KEPT_CLAIMS + 50
+    for step in range(last + 1):
+        for kind in (AckState.SAVED, AckState.VERIFIED, AckState.VERIFY_FAILED):
+            state = state.fold(f"{step}-0", ack(kind, checkpoint=reference(step)))
+    assert (len(state.saved), len(state.verified), len(state.verify_failed)) == (KEPT_CLAIMS,) * 3
+    assert (state.saved[-1], state.verified[-1][0]) == (reference(last), reference(last))
 
 
 def test_the_words_that_decide_are_kept_beside_the_newest_state() -> None:
