@@ -333,6 +333,8 @@ def install_chart(cluster: Cluster, **changes: Any) -> None:
             str(ROOT / "helm" / "trimtab"),
             "--namespace=trimtab-system",
             "--values=-",
+            # Its policies come last, and need their kind to be known by then.
+            "--wait",
         ],
         input=yaml.safe_dump(chart_values(**changes)),
         text=True,
