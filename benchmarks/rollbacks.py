@@ -49,8 +49,8 @@ def trainer_processes(run: str, rank: int) -> tuple[int, ...]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended while we looked, or is none of ours
         if wanted <= set(variables):
             found.append(int(folder.name))
     return tuple(found)

@@ -167,7 +167,8 @@ class Observer:
         Raises MetricMismatch when the metric is a vector and the rule reduces nothing, or the reverse.
         """
         metric = self._metric
-        scalar, vector = record.scalars.get(metric), record.vectors.get(metric)
+        scalar = record.scalars.get(metric)
+        vector = record.vectors.get(metric) if record.vectors else None
         if self._reduction is None:
             if vector is not None:
                 message = f"{metric} is a vector of shape {list(vector.shape)}; give the rule a `reduce`"

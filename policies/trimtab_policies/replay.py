@@ -39,10 +39,11 @@ class Resumption:
         self.start_step = start_step
         self.since = since
         self._resumed = tuple(sorted(resumed))
+        self._anew = frozenset((since, *(step + 1 for step in self._resumed)))
 
     def streaks_end_before(self, record: MetricRecord) -> bool:
         """Whether this is the first record after a hold, or the first one for which the policy is in force."""
-        return record.attempt == self.attempt and (record.step - 1 in self._resumed or record.step == self.since)
+        return record.step in self._anew and record.attempt == self.attempt
 
     def last_start(self, record: MetricRecord) -> int | None:
         """The last step at or before which training began or went on; None for records of earlier attempts."""
@@ -119,8 +120,10 @@ class ValueReplay:
         if assessment.level_shift:
             streak.end()
         pending = self._arming.pending(record)
-        counted = assessment.breach and pending is None
-        streak.observe(Place(record.step, record.window) if counted else None)
+        if assessment.breach and pending is None:
+            streak.observe(Place(record.step, record.window))
+        elif not streak.idle:
+            streak.observe(None)
         if pending is not None:
             return Finding(State.PENDING, pending, observation, assessment)
         if not assessment.breach and not streak.reached:

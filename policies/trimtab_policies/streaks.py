@@ -23,6 +23,11 @@ class Streak:
         self._breaches: deque[tuple[int, Place]] = deque()
 
     @property
+    def idle(self) -> bool:
+        """Whether an observation that does not breach changes nothing."""
+        return self.count == 0 and self._within is None
+
+    @property
     def reached(self) -> bool:
         """Whether so many have breached that the rule fires."""
         return self.count >= self._needed
