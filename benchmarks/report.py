@@ -27,7 +27,7 @@ def write_report(names: tuple[str, ...]) -> Path:
 
 
 def _section(measurement: Measurement) -> str:
-    rows = "\n".join(_row(figure) for figure in measurement.figures)
+    rows = "\n".join(_row(figure) for figure in measurement.figures if figure.samples)
     notes = "".join(f"\n* {note}" for note in measurement.notes)
     return (
         f"## {measurement.title}\n\n{measurement.about}\n\n{_TABLE}\n{rows}\n"
