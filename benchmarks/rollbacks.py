@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sandbox_fixture import Cluster
 from training_jobs import guard_policy, install_chart, new_namespace
-from trimtab_contract.directives import Action
 from trimtab_sandbox.cluster import up
 
 from benchmarks.bus_watch import BusWatch, Happening, Record, Written
@@ -28,13 +27,16 @@ class Assailant:
     """Kills rank 1 when every second incident begins to restore its target."""
 
     restores: list[Written] = field(default_factory=list[Written])
-    """The first directive of each incident that names a target."""
+    """The first directive of each incident that names a target of its own."""
+    attempt: int = 0
 
     def __call__(self, written: Written) -> None:
         """Called with every directive that is stored."""
         directive = written.directive
+        # Every directive of an attempt repeats what the attempt began with; a new target is a new attempt.
+        begins, self.attempt = directive.attempt > self.attempt, max(self.attempt, directive.attempt)
         known = {one.directive.incident for one in self.restores}
-        if directive.action is not Action.HOLD or directive.restore is None or directive.incident in known:
+        if not begins or directive.restore is None or directive.incident is None or directive.incident in known:
             return
         self.restores.append(written)
         if len(self.restores) % 2 == 0:
