@@ -1,0 +1,145 @@
+"""Restoring and DiagnosingRestored: the target in place, the extent of the damage, and the way on."""
+
+from trimtab_contract.directives import Action, CheckpointReference, LearningRateOverride, Reason
+
+from trimtab_operator import bookkeeping, drafts, worlds
+from trimtab_operator.commands import Command
+from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
+from trimtab_operator.incidents import Finding, Incident, SkipRange
+from trimtab_operator.observation import Observation
+from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
+
+_P = RunPhase
+
+
+def restoring(state: RunState, observation: Observation) -> Command | None:
+    """Put the target in place as a new attempt, held; a target that cannot be restored is quarantined."""
+    incident = state.incident
+    if incident is None or incident.target is None or not state.world_lives:
+        return None
+    if not incident.restoring_attempt:
+        directive = drafts.restore_directive(state, observation, incident)
+        return drafts.intend(
+            state,
+            JournalAction.DIRECTIVE,
+            directive,
+            reason={"message": f"restore step {incident.target.step} in place"},
+        )
+    restored, failed = observation.acks.restored, observation.acks.failed
+    if restored is not None and restored.attempt == incident.restoring_attempt:
+        verified = bookkeeping.verified_while_restoring(state, incident.target, restored.hosts)
+        if verified is not None:
+            return verified
+        return drafts.record(
+            state,
+            JournalAction.RESTORED,
+            _P.DIAGNOSING_RESTORED,
+            after={"attempt": restored.attempt, "checkpoint": incident.target},
+            reason={"message": restored.detail},
+        )
+    if failed is not None and failed.attempt == incident.restoring_attempt:
+        if failed.reason == Reason.STORE_UNAVAILABLE:
+            again = drafts.restore_directive(state, observation, incident)
+            return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": worlds.store_away(failed)})
+        if failed.reason == Reason.CONFIG_MISMATCH:
+            return worlds.misfit(state, observation, failed)
+        return bookkeeping.quarantine(state, incident.target, f"{failed.reason}: {failed.detail}")
+    return None
+
+
+def drop_target(state: RunState, _observation: Observation) -> Command | None:
+    """A plan whose target is quarantined has failed, whoever found it out: no world may restore it any more."""
+    incident = state.incident
+    if state.phase not in {_P.RESTORING, _P.DIAGNOSING_RESTORED} or incident is None or incident.target is None:
+        return None
+    known = state.checkpoint(incident.target.key)
+    if known is None or known.state is not CheckpointState.QUARANTINED:
+        return None
+    return drafts.record(
+        state,
+        JournalAction.RESTORE_FAILED,
+        _P.SELECTING,
+        reason={"message": known.why},
+        after={"key": incident.target.key, "why": known.why},
+    )
+
+
+def refused_skip(state: RunState, observation: Observation) -> Command | None:
+    """A range that begins in what is trained already is taken out again: it would fit no later checkpoint either."""
+    refused, directive = state.refused, state.directive
+    if refused is None or directive is None or refused.reason != Reason.RANGE_ALREADY_TRAINED:
+        return None
+    if state.phase is _P.PROBATION:
+        reason = {"message": f"the plan skips nothing, so it would change nothing: {refused.detail}"}
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason=reason)
+    action = Action.HOLD if state.phase is _P.NEEDS_HUMAN else directive.action
+    without = drafts.instruct(state, observation, action, skip=state.skip_before)
+    message = f"the skip is taken out again: {refused.detail}"
+    return drafts.intend(state, JournalAction.DIRECTIVE, without, reason={"message": message})
+
+
+def diagnosing_restored(state: RunState, observation: Observation) -> Command | None:
+    """Find the extent of the damage on the restored state, and let the run go on behind it."""
+    incident = state.incident
+    if incident is None or incident.target is None or not state.world_lives:
+        return None
+    if incident.finding is Finding.TRANSIENT or incident.extent_done:
+        return _resume(state, observation, incident, incident.target)
+    if observation.probe_problem:
+        reason = {"message": f"the extent of the damage is unknown: {observation.probe_problem}"}
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason=reason)
+    if observation.probe is None:
+        return None
+    latch = incident.latch
+    extent = find_extent(
+        observation.probe,
+        flagged=latch.flagged,
+        before=latch.remediation.before,
+        after=latch.remediation.after,
+        sigma=latch.sigma,
+        control_limit=latch.control_limit,
+        shrink=latch.on_loss,
+    )
+    return _judge_extent(state, observation, incident.target, extent)
+
+
+def _judge_extent(
+    state: RunState, observation: Observation, target: CheckpointReference, extent: Extent
+) -> Command | None:
+    numbers = {
+        "message": extent.message,
+        "control_mean": extent.control_mean,
+        "control_std": extent.control_std,
+        "threshold": extent.threshold,
+        "bad": list(extent.bad),
+    }
+    if extent.outcome is ExtentOutcome.CONTROL_BAD:
+        return bookkeeping.quarantine(state, target, extent.message)
+    if extent.outcome is ExtentOutcome.UNBOUNDED:
+        return drafts.record(
+            state,
+            JournalAction.NEEDS_HUMAN,
+            _P.NEEDS_HUMAN,
+            reason=numbers,
+            evidence=observation.probe_evidence,
+        )
+    first = max(extent.first, drafts.ledger(state).window_of_step(target.step + 1))
+    skip = SkipRange(first=first, last=extent.last, bad=len(extent.bad))
+    return drafts.record(
+        state,
+        JournalAction.EXTENT_FOUND,
+        reason=numbers,
+        evidence=observation.probe_evidence,
+        after={"skip": skip},
+    )
+
+
+def _resume(state: RunState, observation: Observation, incident: Incident, target: CheckpointReference) -> Command:
+    ledger, override = drafts.ledger(state), incident.latch.remediation.learning_rate
+    if incident.extent is not None:
+        ledger = ledger.including(incident.extent.first, incident.extent.last)
+    lr = LearningRateOverride(scale=override.scale, until_step=target.step + override.until_step) if override else None
+    directive = drafts.instruct(state, observation, Action.RUN, skip=ledger.ranges, lr=lr, incident=incident.name)
+    skipped = f"windows {incident.extent.first} to {incident.extent.last}" if incident.extent else "nothing"
+    message = f"resume behind step {target.step}, skipping {skipped}"
+    return drafts.intend(state, JournalAction.DIRECTIVE, directive, _P.PROBATION, {"message": message})
