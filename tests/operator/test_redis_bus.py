@@ -211,6 +211,22 @@ async def test_a_frozen_server_is_unavailable_and_serves_again_afterwards(
     assert await bus.directive(run) == directive(1, 2)
 
 
+async def test_a_command_that_is_cancelled_at_any_moment_ends_cancelled(bus: RedisBus, run: RunId) -> None:
+    for command in (bus.users, lambda: bus.acks(run), lambda: bus.refresh(run, [1]), lambda: bus.directive(run)):
+        await command()
+        moment, done = 0, False
+        while not done:
+            task = asyncio.ensure_future(command())
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            done = task.done()
+            task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled() or done, f"a cancellation after {moment} steps of the event loop was lost"
+            moment += 1
+    assert await bus.directive(run) is None, "it serves on"
+
+
 async def test_a_stale_leader_cannot_replace_a_newer_directive(bus: RedisBus, run: RunId) -> None:
     assert (await bus.publish(run, directive(2, 10))).outcome is Publication.WRITTEN
     for stale in (directive(1, 99), directive(2, 9)):

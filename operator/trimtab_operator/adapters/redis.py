@@ -59,11 +59,14 @@ class RedisBus:
     """`Bus` on one Redis server, reached as its administrator. Nothing is retried, so that nothing is sent twice."""
 
     def __init__(self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, max_connections: int = 16) -> None:
-        """`url` is redis:// or rediss:// with user and password; connects when first used."""
+        """`url` is redis:// or rediss:// with user and password; connects when first used.
+
+        `timeout_seconds` bound a command, connecting included.
+        """
         self._timeout = timeout_seconds
-        self._commands = _client(url, timeout_seconds, timeout_seconds, max_connections)
-        # The socket of a blocking read must outlive the block; `wait` brings its own deadline.
-        self._waits = _client(url, timeout_seconds, None, max_connections)
+        self._commands = _client(url, timeout_seconds, max_connections)
+        # Apart, so that reads that block never keep a command from getting a connection.
+        self._waits = _client(url, timeout_seconds, max_connections)
 
     async def close(self) -> None:
         """End every connection."""
@@ -171,7 +174,7 @@ class RedisBus:
         """See `Bus.refresh`."""
         streams = (keys.metrics_stream(run, attempt) for attempt in attempts)
         with _translated("EXPIRE"):
-            async with self._commands.pipeline(transaction=False) as pipeline:
+            async with asyncio.timeout(self._timeout), self._commands.pipeline(transaction=False) as pipeline:
                 for key in (keys.directive_key(run), keys.ack_stream(run), *streams):
                     pipeline.expire(key, keys.REDIS_TTL_SECONDS)
                 await pipeline.execute()
@@ -182,10 +185,11 @@ class RedisBus:
 
     async def _command(self, name: str, *arguments: str | bytes | int) -> Any:
         with _translated(name):
-            return await _execute(self._commands, name, *arguments)
+            async with asyncio.timeout(self._timeout):
+                return await _execute(self._commands, name, *arguments)
 
 
-def _client(url: str, connect_timeout: float, socket_timeout: float | None, max_connections: int) -> Redis:
+def _client(url: str, connect_timeout: float, max_connections: int) -> Redis:
     try:
         pool = BlockingConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType] untyped in redis-py
             url,
@@ -194,7 +198,9 @@ def _client(url: str, connect_timeout: float, socket_timeout: float | None, max_
             max_connections=max_connections,
             timeout=connect_timeout,
             socket_connect_timeout=connect_timeout,
-            socket_timeout=socket_timeout,
+            # With one redis-py sends through `asyncio.wait_for`, which before Python 3.12 loses a cancellation that
+            # comes while the command is being sent; and a blocking read must outlive it. Callers bring a deadline.
+            socket_timeout=None,
             retry=Retry(NoBackoff(), 0),
         )
     except ValueError:
