@@ -14,13 +14,27 @@ from trimtab_policies.backtest.events import Event
 from trimtab_policies.backtest.report import Boundary
 
 WIDTH, HEIGHT = 960, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 18, 24
 _LOGARITHMIC_FROM = 30.0
 _TICKS = 6
 _FIRST_DESCENT = 20
 _MOST_MARKS = 400
 
 Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A drawing's size and what its edges leave free, in pixels."""
+
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = 64
+    right: int = 12
+    top: int = 18
+    bottom: int = 24
+
+
+_FRAME = Frame()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +45,19 @@ class Axes:
     low: float
     high: float
     logarithmic: bool
+    frame: Frame = _FRAME
 
     def x(self, position: float) -> float:
         """The pixel of a position, counted from 1."""
-        return _LEFT + (position - 1) / max(1, self.records - 1) * (WIDTH - _LEFT - _RIGHT)
+        frame = self.frame
+        return frame.left + (position - 1) / max(1, self.records - 1) * (frame.width - frame.left - frame.right)
 
     def y(self, value: float) -> float:
         """The pixel of a value; what lies outside is drawn at the edge."""
         low, high, at = self._scaled(self.low), self._scaled(self.high), self._scaled(value)
         share = (at - low) / (high - low) if high > low else 0.5
-        return HEIGHT - _BOTTOM - min(1.0, max(0.0, share)) * (HEIGHT - _TOP - _BOTTOM)
+        frame = self.frame
+        return frame.height - frame.bottom - min(1.0, max(0.0, share)) * (frame.height - frame.top - frame.bottom)
 
     def ticks(self) -> Iterator[float]:
         """Values to write beside the axis."""
@@ -59,11 +76,11 @@ def chart(curves: Sequence[Curve], events: Sequence[Event], boundaries: Sequence
     axes = _axes(curves, records)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        *(_band(curve.buckets, axes) for curve in curves),
+        *(band(curve.buckets, axes) for curve in curves),
         *_frame(curves[0].buckets, axes),
         *(_boundary(one, axes) for one in boundaries[:_MOST_MARKS]),
-        _values(curves[0], axes),
-        *(_line("threshold", _path(curve.buckets, lambda one: one.threshold, axes)) for curve in curves),
+        values(curves[0], axes),
+        *(line("threshold", path(curve.buckets, lambda one: one.threshold, axes)) for curve in curves),
         *_non_finite(curves[0], axes),
         *(_mark(event, axes) for event in events[:_MOST_MARKS]),
         "</svg>",
@@ -84,41 +101,46 @@ def _axes(curves: Sequence[Curve], records: int) -> Axes:
     return Axes(records, low, high if high > low else low + 1, logarithmic)
 
 
-def _values(curve: Curve, axes: Axes) -> str:
+def values(curve: Curve, axes: Axes) -> str:
+    """The values: a line, or where several records share a bucket the area from their lowest to their highest."""
     if curve.width == 1:
-        return _line("value", _path(curve.buckets, lambda one: one.low, axes))
+        return line("value", path(curve.buckets, lambda one: one.low, axes))
     shapes: list[str] = []
-    for stretch in _stretches(curve.buckets, lambda one: None if one.high is None else (one.low or 0.0, one.high)):
+    for stretch in stretches(curve.buckets, lambda one: None if one.high is None else (one.low or 0.0, one.high)):
         there = [(axes.x(bucket.position), axes.y(high)) for bucket, (_, high) in stretch]
         back = [(axes.x(bucket.position), axes.y(low)) for bucket, (low, _) in reversed(stretch)]
-        shapes.append(f"M{_points([*there, *back])}Z")
+        shapes.append(f"M{points([*there, *back])}Z")
     return f'<path class="value range" d="{"".join(shapes)}"/>' if shapes else ""
 
 
-def _band(buckets: Sequence[Bucket], axes: Axes) -> str:
+def band(buckets: Sequence[Bucket], axes: Axes) -> str:
+    """The area from the baseline to the threshold."""
+
     def edges(one: Bucket) -> tuple[float, float] | None:
         return None if one.center is None or one.threshold is None else (one.center, one.threshold)
 
     shapes: list[str] = []
-    for stretch in _stretches(buckets, edges):
+    for stretch in stretches(buckets, edges):
         there = [(axes.x(bucket.position), axes.y(threshold)) for bucket, (_, threshold) in stretch]
         back = [(axes.x(bucket.position), axes.y(center)) for bucket, (center, _) in reversed(stretch)]
-        shapes.append(f"M{_points([*there, *back])}Z")
+        shapes.append(f"M{points([*there, *back])}Z")
     return f'<path class="band" d="{"".join(shapes)}"/>' if shapes else ""
 
 
-def _path(buckets: Sequence[Bucket], value: Callable[[Bucket], float | None], axes: Axes) -> str:
+def path(buckets: Sequence[Bucket], value: Callable[[Bucket], float | None], axes: Axes) -> str:
+    """The path through one value of each bucket, broken where there is none."""
     shapes: list[str] = []
-    for stretch in _stretches(buckets, lambda one: None if (found := value(one)) is None else (found, found)):
-        shapes.append(f"M{_points((axes.x(bucket.position), axes.y(low)) for bucket, (low, _) in stretch)}")
+    for stretch in stretches(buckets, lambda one: None if (found := value(one)) is None else (found, found)):
+        shapes.append(f"M{points((axes.x(bucket.position), axes.y(low)) for bucket, (low, _) in stretch)}")
     return "".join(shapes)
 
 
-def _line(kind: str, path: str) -> str:
-    return f'<path class="{kind}" d="{path}"/>' if path else ""
+def line(kind: str, shape: str) -> str:
+    """A path of a class; nothing where there is nothing to draw."""
+    return f'<path class="{kind}" d="{shape}"/>' if shape else ""
 
 
-def _stretches(
+def stretches(
     buckets: Iterable[Bucket], edges: Callable[[Bucket], tuple[float, float] | None]
 ) -> Iterator[list[tuple[Bucket, tuple[float, float]]]]:
     """Rows of neighbouring buckets that have something to draw."""
@@ -137,8 +159,8 @@ def _stretches(
 def _frame(buckets: Sequence[Bucket], axes: Axes) -> Iterator[str]:
     for value in axes.ticks():
         y = axes.y(value)
-        yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{WIDTH - _RIGHT}"/>'
-        yield f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        yield f'<path class="grid" d="M{_FRAME.left} {y:.1f}H{WIDTH - _FRAME.right}"/>'
+        yield f'<text class="tick" x="{_FRAME.left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
     stride = max(1, len(buckets) // _TICKS)
     for bucket in buckets[::stride]:
         x = axes.x(bucket.position)
@@ -150,7 +172,7 @@ def _boundary(one: Boundary, axes: Axes) -> str:
         return ""
     x = axes.x(one.position)
     title = escape(f"{one.kind} begins at step {one.step} (line {one.line})")
-    return f'<path class="boundary" d="M{x:.1f} {_TOP}V{HEIGHT - _BOTTOM}"><title>{title}</title></path>'
+    return f'<path class="boundary" d="M{x:.1f} {_FRAME.top}V{HEIGHT - _FRAME.bottom}"><title>{title}</title></path>'
 
 
 def _non_finite(curve: Curve, axes: Axes) -> Iterator[str]:
@@ -171,12 +193,13 @@ def _mark(event: Event, axes: Axes) -> str:
     x, last = axes.x(event.position), axes.x(event.last_position)
     kind = event.action.value.lower()
     title = escape(f"{event.action.value} by {event.rule} at step {event.step}: {event.sentence}")
-    base = HEIGHT - _BOTTOM
+    base = HEIGHT - _FRAME.bottom
     return (
-        f'<g class="mark {kind}"><title>{title}</title><rect x="{x:.1f}" y="{_TOP}" width="{max(1.0, last - x):.1f}" '
-        f'height="{base - _TOP}"/><circle cx="{x:.1f}" cy="{_TOP}" r="4"/></g>'
+        f'<g class="mark {kind}"><title>{title}</title><rect x="{x:.1f}" y="{_FRAME.top}" '
+        f'width="{max(1.0, last - x):.1f}" height="{base - _FRAME.top}"/><circle cx="{x:.1f}" cy="{_FRAME.top}" r="4"/></g>'
     )
 
 
-def _points(points: Iterable[Point]) -> str:
-    return "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+def points(places: Iterable[Point]) -> str:
+    """Points of a path."""
+    return "L".join(f"{x:.1f} {y:.1f}" for x, y in places)

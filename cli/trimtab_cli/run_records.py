@@ -8,6 +8,7 @@ from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId
 from trimtab_contract.metrics import MetricRecord, decode_archive
+from trimtab_operator.incidents import PolicyIdentity
 from trimtab_operator.run_state import RunState
 from trimtab_policies.errors import InvalidLineage, InvalidPolicy
 from trimtab_policies.lineage import Attempt, Lineage, Segment
@@ -52,27 +53,27 @@ def policies_in_force(audit: ObjectStore, state: RunState, attempt: int, step: i
     guard = state.guard_at(attempt, step)
     if guard is None:
         raise NotFound("The journal names no policy of this run: name policy files.")
-    policies: list[AcceptedPolicy] = []
-    for identity in guard.policies:
-        key = keys.policy_text(identity.hash)
-        text = audit.get(key)
-        if sha256_hex(text) != identity.hash:
-            raise CliError(f"{key} is not the policy that the journal names: its SHA-256 is another.")
-        try:
-            spec = parse_policy(json.loads(text))
-        except (ValueError, InvalidPolicy) as error:
-            raise CliError(f"{key} is no policy that this version reads: {error}.") from error
-        policies.append(
-            AcceptedPolicy.of(
-                spec,
-                kind=identity.kind,
-                namespace=identity.namespace or None,
-                name=identity.name,
-                uid=identity.uid,
-                generation=identity.generation,
-            )
-        )
-    return tuple(policies)
+    return tuple(policy_of(audit, identity) for identity in guard.policies)
+
+
+def policy_of(audit: ObjectStore, identity: PolicyIdentity) -> AcceptedPolicy:
+    """A policy that the journal names, with the text kept under its hash; raises CliError when that is another."""
+    key = keys.policy_text(identity.hash)
+    text = audit.get(key)
+    if sha256_hex(text) != identity.hash:
+        raise CliError(f"{key} is not the policy that the journal names: its SHA-256 is another.")
+    try:
+        spec = parse_policy(json.loads(text))
+    except (ValueError, InvalidPolicy) as error:
+        raise CliError(f"{key} is no policy that this version reads: {error}.") from error
+    return AcceptedPolicy.of(
+        spec,
+        kind=identity.kind,
+        namespace=identity.namespace or None,
+        name=identity.name,
+        uid=identity.uid,
+        generation=identity.generation,
+    )
 
 
 def _point(record: MetricRecord) -> LogPoint:

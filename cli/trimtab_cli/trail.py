@@ -83,6 +83,13 @@ def read_trail(bodies: Iterable[tuple[int, bytes]]) -> Trail:
     return Trail(tuple(records), counted, state)
 
 
+def understood_trail(bodies: Sequence[tuple[int, bytes]]) -> Trail:
+    """As much of a journal as can be understood, however damaged; `examine` says what is wrong with the rest."""
+    records = readable_records(bodies)
+    state, _ = _check_fold(records)
+    return Trail(records, effective(records), state)
+
+
 def examine(bodies: Sequence[tuple[int, bytes]], vouched: tuple[int, str] | None = None) -> TrailReport:
     """Verify chain and fold; `vouched` is (sequence number, hash) of a record as known from elsewhere."""
     chain = verify_chain(bodies)

@@ -7,7 +7,7 @@ changes, or a person lets the run go on behind it: what is flagged never depends
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from statistics import fmean, pstdev
 
 from trimtab_contract.directives import LearningRateOverride
@@ -79,7 +79,7 @@ class Judge:
             or self._history.attempt != state.attempt
             or self._resumed != state.resumed(state.attempt)
             or self._engine is None
-            or self._in_force != self._acceptances(state)
+            or self._in_force != policies_in_force(state, self.texts)
         )
 
     def wanted(self, state: RunState) -> tuple[tuple[Segment, ...], int]:
@@ -101,7 +101,7 @@ class Judge:
             first = record.step
         self._history = History(_lineage(state), state.attempt, kept=KEPT_RECORDS, first_step=first)
         self._resumed = state.resumed(state.attempt)
-        self._in_force = self._acceptances(state)
+        self._in_force = policies_in_force(state, self.texts)
         self._engine = Engine(
             self._judging(state),
             attempt=state.attempt,
@@ -146,25 +146,7 @@ class Judge:
 
     def _judging(self, state: RunState) -> list[AcceptedPolicy]:
         """The policies that judge records of the current attempt: those in force when it began, and since."""
-        return [self.texts[hashed] for hashed in self._acceptances(state)]
-
-    def _acceptances(self, state: RunState) -> Mapping[str, int]:
-        """By hash of a policy at hand, the first step of the current attempt for which it is in force as it is now.
-
-        A text that returns after another, or may act after it could only observe, is in force anew: its rules do not
-        hold old records against the run.
-        """
-        first = state.attempts[-1].branch_step + 1
-        begun = state.guard_at(state.attempt, first)
-        since = [guard for guard in state.guards if guard.from_attempt == state.attempt and guard.from_step > first]
-        accepted: dict[str, int] = {}
-        before: set[tuple[str, str]] = set()
-        for guard in [begun, *since] if begun is not None else since:
-            step = first if guard is begun else guard.from_step
-            now = {(identity.hash, guard.mode) for identity in guard.policies if identity.hash in self.texts}
-            accepted.update({hashed: step for hashed, _ in now - before})
-            before = now
-        return accepted
+        return [self.texts[hashed] for hashed in policies_in_force(state, self.texts)]
 
     def _judge(self, history: History, engine: Engine, guard: AcceptedGuard | None) -> None:
         if guard is None:
@@ -193,6 +175,25 @@ class Judge:
         self._healthy = {
             key: one.step if one.state is State.HEALTHY else self._healthy.get(key, 0) for key, one in acting.items()
         }
+
+
+def policies_in_force(state: RunState, texts: Container[str]) -> Mapping[str, int]:
+    """By hash of a policy in `texts`, the first step of the newest attempt for which it is in force as it is now.
+
+    A text that returns after another, or may act after it could only observe, is in force anew: its rules do not
+    hold old records against the run.
+    """
+    first = state.attempts[-1].branch_step + 1
+    begun = state.guard_at(state.attempt, first)
+    since = [guard for guard in state.guards if guard.from_attempt == state.attempt and guard.from_step > first]
+    accepted: dict[str, int] = {}
+    before: set[tuple[str, str]] = set()
+    for guard in [begun, *since] if begun is not None else since:
+        step = first if guard is begun else guard.from_step
+        now = {(identity.hash, guard.mode) for identity in guard.policies if identity.hash in texts}
+        accepted.update({hashed: step for hashed, _ in now - before})
+        before = now
+    return accepted
 
 
 def _lineage(state: RunState) -> Lineage:

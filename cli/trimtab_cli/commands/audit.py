@@ -10,6 +10,7 @@ from trimtab_contract.keys import RunId
 
 from trimtab_cli.access import Access, Bodies
 from trimtab_cli.access_options import with_checkpoints, with_trail
+from trimtab_cli.adapters.object_store import ObjectStore
 from trimtab_cli.errors import CliError, NotFound
 from trimtab_cli.job_view import section
 from trimtab_cli.narrative import incident_story, record_line, record_row
@@ -86,8 +87,16 @@ class Verified:
         self.unchecked = unchecked
 
 
-def verify_run(output: Output, access: Access, run: RunId, bodies: Bodies, *, checkpoints: bool = True) -> Verified:
-    """Verify a journal and fetch and hash every object it names."""
+def verify_run(
+    output: Output,
+    access: Access,
+    run: RunId,
+    bodies: Bodies,
+    *,
+    checkpoints: bool = True,
+    store: ObjectStore | None = None,
+) -> Verified:
+    """Verify a journal and fetch and hash every object it names; `store` is the checkpoint bucket, where known."""
     report = examine(bodies, _vouched(access, run))
     items = named_evidence(readable_records(bodies))
     wanted = [item for item in items if checkpoints or item.evidence.store == "audit"]
@@ -95,7 +104,7 @@ def verify_run(output: Output, access: Access, run: RunId, bodies: Bodies, *, ch
     problems: list[str] = []
     if any(item.evidence.store == "checkpoint" for item in wanted):
         try:
-            getters["checkpoint"] = access.checkpoints(access.job_of(run))[0].get
+            getters["checkpoint"] = (store or access.checkpoints(access.job_of(run))[0]).get
         except CliError as error:
             wanted = [item for item in wanted if item.evidence.store != "checkpoint"]
             unproved = f"{len(items) - len(wanted)} objects in the checkpoint bucket are not proved"
