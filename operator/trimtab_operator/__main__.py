@@ -22,6 +22,7 @@ from trimtab_operator.journal import Identity
 from trimtab_operator.reconciler import Ports
 from trimtab_operator.settings import Settings, load_settings
 from trimtab_operator.supervisor import Supervisor
+from trimtab_operator.tasks import end_tasks
 
 RETRY_SECONDS = 2.0
 END_SECONDS = 8.0
@@ -85,6 +86,7 @@ async def run(settings: Settings) -> int:
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not work.done():
+            _end_in_time()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             return 0
@@ -149,26 +151,25 @@ async def _lead(
         asyncio.create_task(lease.keep(), name="lease"),
         asyncio.create_task(supervisor.resync(), name="resync"),
         asyncio.create_task(_end_orphans(supervisor), name="orphans"),
-        asyncio.create_task(
-            kopf.operator(
-                registry=registry,
-                standalone=True,
-                clusterwide=not namespaces,
-                namespaces=namespaces,
-                # Left to itself kopf asks who the user is, and an arbitrary uid has no name in a container.
-                identity=cast("Any", settings.pod_name),
-            ),
-            name="kopf",
-        ),
     ]
+    watch = asyncio.create_task(
+        kopf.operator(
+            registry=registry,
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            # Left to itself kopf asks who the user is, and an arbitrary uid has no name in a container.
+            identity=cast("Any", settings.pod_name),
+        ),
+        name="kopf",
+    )
     try:
-        await _until_told_to_stop([*tasks, supervisor.failed])
+        await _until_told_to_stop([*tasks, watch, supervisor.failed])
     finally:
         _end_in_time()
-        for task in tasks:
-            task.cancel()
-        await supervisor.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        watch.cancel()  # once: it ends tasks of its own, which takes a while
+        await asyncio.gather(end_tasks(*tasks), supervisor.close())
+        await asyncio.gather(watch, return_exceptions=True)
 
 
 def _end_in_time() -> None:

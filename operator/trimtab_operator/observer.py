@@ -25,6 +25,7 @@ from trimtab_operator.reasons import Reason
 from trimtab_operator.records import Rejections
 from trimtab_operator.resources import RunRequestSpec, parse_duration, parse_run_request_spec
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
+from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
 
 _One = TypeVar("_One")
@@ -271,9 +272,7 @@ async def _together(
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 def _may_be_held(state: RunState) -> bool:

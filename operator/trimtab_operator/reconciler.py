@@ -48,6 +48,7 @@ from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
 from trimtab_operator.status import ConditionRow
+from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
 LISTEN_MILLISECONDS = 1000
@@ -186,9 +187,7 @@ class RunReconciler:
             self._hear(answers=False)
             raise
         finally:
-            for future in (woken, news):
-                future.cancel()
-            await asyncio.gather(woken, news, return_exceptions=True)
+            await end_tasks(woken, news)
         return self._woken.is_set()
 
     def _hear(self, *, answers: bool) -> None:

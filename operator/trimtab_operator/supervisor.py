@@ -14,6 +14,7 @@ from trimtab_operator.errors import Fenced, JournalBroken, OperatorError, Tempor
 from trimtab_operator.policy_reporter import report_policy
 from trimtab_operator.reconciler import Ports, RunReconciler
 from trimtab_operator.run_state import JournalAction
+from trimtab_operator.tasks import end_tasks
 
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits after the first, second, … failure in a row; an outage ends with everything as it was."""
@@ -110,10 +111,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End every reconciler."""
-        tasks = [*self._tasks.values(), *self._reports]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values(), *self._reports)
 
     async def _keep(self, reconciler: RunReconciler) -> None:
         failures, opened = 0, False
