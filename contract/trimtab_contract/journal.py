@@ -26,7 +26,7 @@ class Phase(StrEnum):
     RESULT = "Result"
 
 
-class Actor(msgspec.Struct, frozen=True, kw_only=True):
+class Actor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who wrote the record. `epoch` rises with every takeover and fences older operators."""
 
     service_account: str
@@ -36,7 +36,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An object a reviewer can fetch and hash; `store` says in which bucket it lies."""
 
     key: str
@@ -44,8 +44,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     store: str = "audit"
 
 
-class JournalRecord(msgspec.Struct, frozen=True, kw_only=True):
+class JournalRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One entry. `id` names the act, not the entry: intent and result of one effect share it.
+
+    A record with a field that is not here was written by somebody else or by a newer version: it is not read at all,
+    for what cannot be understood must not be acted upon.
 
     `reason`, `before` and `after` are plain JSON values; non-finite numbers are written as strings (see `plain`).
     """

@@ -65,7 +65,12 @@ class JournalAction(StrEnum):
     FAILED = "Failed"
     REOPENED = "Reopened"
     RUN_REQUESTED = "RunRequested"
+    AUTOMATION_HELD = "AutomationHeld"
+    AUTOMATION_RELEASED = "AutomationReleased"
+    NOTICE_SENT = "NoticeSent"
     RUN_ENDED = "RunEnded"
+    SNAPSHOT = "Snapshot"
+    """The fold so far lies beside the journal: reading may begin here."""
 
 
 class CheckpointState(StrEnum):
@@ -172,6 +177,45 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
+class AutomationHold(msgspec.Struct, frozen=True, kw_only=True):
+    """No rollback and no restart begins while the breaker over all runs is open.
+
+    `id` names the trip, the same in every run's journal; empty while an operator that took over has not yet read all
+    journals, which is waited for and written nowhere. `since` counts seconds since the epoch.
+    """
+
+    id: str
+    message: str
+    since: float = 0.0
+    runs: tuple[str, ...] = ()
+
+
+class NoticeKind(StrEnum):
+    """What people are told of at their webhook."""
+
+    RULE_FIRED = "RuleFired"
+    """A rule whose action is Notify."""
+    PAUSED = "Paused"
+    APPROVAL_NEEDED = "ApprovalNeeded"
+    NEEDS_HUMAN = "NeedsHuman"
+    FAILED = "Failed"
+    AUTOMATION_HELD = "AutomationHeld"
+    JOURNAL_BROKEN = "JournalBroken"
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """Something people must hear of. `shared`: it concerns all runs, so whichever run owes it, it is sent once."""
+
+    kind: NoticeKind
+    id: str
+    time: str
+    message: str
+    seq: int = 0
+    incident: str | None = None
+    rule: str | None = None
+    shared: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class RunState:
     """All that decisions may depend on, besides what is observed now."""
@@ -208,8 +252,18 @@ class RunState:
     failed_generation: int = 0
     question: str = ""
     """Why a human is asked."""
+    snapshot: int = 0
+    """The number of the newest Snapshot record."""
     requests: tuple[AnsweredRequest, ...] = ()
     resumptions: tuple[Resumption, ...] = ()
+    failures: tuple[float, ...] = ()
+    """When the run last opened incidents or lost worlds by a fault, in seconds since the epoch; the newest ones."""
+    automation: AutomationHold | None = None
+    """Why the next rollback or restart waits, where one does."""
+    let_go: str = ""
+    """The hold that a person lifted for this run."""
+    owed: tuple[Notice, ...] = ()
+    """What people are to be told and, as far as the journal knows, were not; the newest ones."""
 
     @property
     def attempt(self) -> int:

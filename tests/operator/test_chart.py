@@ -67,6 +67,9 @@ ALLOWED = [
     ("patch", "guardincidents.trimtab.dev/status"),
     ("watch", "runrequests.trimtab.dev"),
     ("patch", "runrequests.trimtab.dev/status"),
+    ("list", "journalanchors.trimtab.dev"),
+    ("create", "journalanchors.trimtab.dev"),
+    ("patch", "journalanchors.trimtab.dev"),
     ("create", "jobs.batch"),
     ("create", "secrets"),
     ("get", "secrets"),
@@ -85,6 +88,9 @@ FORBIDDEN = [
     ("delete", "guardincidents.trimtab.dev"),
     ("create", "runrequests.trimtab.dev"),
     ("patch", "runrequests.trimtab.dev"),
+    ("delete", "journalanchors.trimtab.dev"),
+    ("update", "journalanchors.trimtab.dev"),
+    ("watch", "journalanchors.trimtab.dev"),
     ("list", "secrets"),
     ("delete", "secrets"),
     ("patch", "jobs.batch"),
@@ -134,6 +140,8 @@ def test_the_operator_may_change_its_own_lease_and_no_other(installed: ControlPl
         ("policy-owner", ("patch", "guardpolicies.trimtab.dev"), ("create", "trainingjobs.trimtab.dev")),
         ("reviewer", ("get", "guardincidents.trimtab.dev"), ("patch", "trainingjobs.trimtab.dev")),
         ("reviewer", ("get", "runrequests.trimtab.dev"), ("create", "runrequests.trimtab.dev")),
+        ("reviewer", ("get", "journalanchors.trimtab.dev"), ("patch", "journalanchors.trimtab.dev")),
+        ("engineer", ("get", "journalanchors.trimtab.dev"), ("delete", "journalanchors.trimtab.dev")),
     ],
 )
 def test_people_get_the_part_that_is_theirs(
@@ -238,7 +246,14 @@ def test_an_upgrade_ends_no_operator_before_another_stands_by() -> None:
 def test_the_definitions_come_with_upgrades_and_stay_after_removal() -> None:
     definitions = of_kind(render(namespace=NAMESPACE), "CustomResourceDefinition")
     kinds = {each["spec"]["names"]["kind"] for each in definitions}
-    assert kinds == {"TrainingJob", "GuardPolicy", "ClusterGuardPolicy", "GuardIncident", "RunRequest"}
+    assert kinds == {
+        "TrainingJob",
+        "GuardPolicy",
+        "ClusterGuardPolicy",
+        "GuardIncident",
+        "RunRequest",
+        "JournalAnchor",
+    }
     for each in definitions:
         assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert of_kind(render("--set=crds.install=false", namespace=NAMESPACE), "CustomResourceDefinition") == []

@@ -38,8 +38,9 @@ def test_no_definition_is_checked_in_that_is_not_generated() -> None:
 @pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=DEFINITIONS)
 def test_every_text_list_and_map_has_a_bound(definition: dict[str, Any]) -> None:
     (version,) = definition["spec"]["versions"]
-    for part in ("spec", "status"):
-        assert unbounded(version["schema"]["openAPIV3Schema"]["properties"][part]) == ()
+    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    for part in {"spec", "status"} & set(properties):
+        assert unbounded(properties[part]) == ()
 
 
 def test_an_unbounded_field_would_be_found() -> None:

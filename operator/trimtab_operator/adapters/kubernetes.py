@@ -22,6 +22,7 @@ _RESOURCES: Mapping[Kind, Resource] = {
     Kind.CLUSTER_GUARD_POLICY: Resource(_OURS, "clusterguardpolicies", namespaced=False),
     Kind.GUARD_INCIDENT: Resource(_OURS, "guardincidents"),
     Kind.RUN_REQUEST: Resource(_OURS, "runrequests"),
+    Kind.JOURNAL_ANCHOR: Resource(_OURS, "journalanchors"),
     Kind.JOB: Resource("batch/v1", "jobs"),
     Kind.SERVICE: Resource("v1", "services"),
     Kind.CONFIG_MAP: Resource("v1", "configmaps"),
@@ -85,6 +86,20 @@ class KubernetesCluster:
             return await self._server.list(_RESOURCES[Kind.RUN_REQUEST], namespace)
         except NotFound:
             return ()  # where definitions are installed by hand, the kind may come later than its operator
+
+    async def journal_anchor(self, namespace: str, name: str) -> KubernetesObject | None:
+        """See `Cluster.journal_anchor`."""
+        try:
+            return await self._server.get(_RESOURCES[Kind.JOURNAL_ANCHOR], namespace, name)
+        except NotFound:
+            return None
+
+    async def journal_anchors(self) -> tuple[KubernetesObject, ...]:
+        """See `Cluster.journal_anchors`."""
+        try:
+            return await self._watched(Kind.JOURNAL_ANCHOR)
+        except NotFound:
+            return ()
 
     async def patch_status(
         self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], resource_version: str

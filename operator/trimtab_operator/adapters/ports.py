@@ -199,6 +199,7 @@ class Kind(StrEnum):
     CLUSTER_GUARD_POLICY = "ClusterGuardPolicy"
     GUARD_INCIDENT = "GuardIncident"
     RUN_REQUEST = "RunRequest"
+    JOURNAL_ANCHOR = "JournalAnchor"
     JOB = "Job"
     SERVICE = "Service"
     CONFIG_MAP = "ConfigMap"
@@ -274,6 +275,14 @@ class Cluster(Protocol):
         """Every RunRequest of the namespace; none where the cluster does not know the kind."""
         ...
 
+    async def journal_anchor(self, namespace: str, name: str) -> KubernetesObject | None:
+        """One JournalAnchor, None when it does not exist."""
+        ...
+
+    async def journal_anchors(self) -> tuple[KubernetesObject, ...]:
+        """Every JournalAnchor of every watched namespace; none where the cluster does not know the kind."""
+        ...
+
     async def patch_status(
         self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], resource_version: str
     ) -> str:
@@ -287,7 +296,7 @@ class Cluster(Protocol):
     async def patch_spec(
         self, kind: Kind, namespace: str, name: str, spec: Mapping[str, Any], resource_version: str
     ) -> str:
-        """Merge `spec` into the object (a GuardIncident's plans); returns and raises as `patch_status`."""
+        """Merge `spec` into a GuardIncident or a JournalAnchor; returns and raises as `patch_status`."""
         ...
 
     async def create(self, body: KubernetesObject) -> Created:

@@ -9,6 +9,7 @@ from trimtab_operator.resources.guard_incident import (
     incident_name,
 )
 from trimtab_operator.resources.guard_policy import GuardPolicyStatus
+from trimtab_operator.resources.journal_anchor import JournalAnchorSpec, anchor_spec, parse_journal_anchor
 from trimtab_operator.resources.parsing import parse_training_job_spec, to_wire
 from trimtab_operator.resources.run_request import RunRequestSpec, RunRequestStatus, parse_run_request_spec
 from trimtab_operator.resources.training_job import MAX_NAME, TrainingJobSpec, TrainingJobStatus
@@ -23,14 +24,17 @@ __all__ = [
     "GuardIncidentStatus",
     "GuardPolicyStatus",
     "IncidentPlan",
+    "JournalAnchorSpec",
     "RunRequestSpec",
     "RunRequestStatus",
     "TrainingJobSpec",
     "TrainingJobStatus",
     "Trigger",
+    "anchor_spec",
     "custom_resource_definitions",
     "incident_name",
     "parse_duration",
+    "parse_journal_anchor",
     "parse_run_request_spec",
     "parse_training_job_spec",
     "to_wire",

@@ -9,6 +9,7 @@ import yaml
 
 from trimtab_operator.resources.guard_incident import GuardIncidentSpec, GuardIncidentStatus
 from trimtab_operator.resources.guard_policy import policy_spec_schema, policy_status_schema
+from trimtab_operator.resources.journal_anchor import JournalAnchorSpec
 from trimtab_operator.resources.run_request import RunRequestSpec, RunRequestStatus
 from trimtab_operator.resources.schema import Schema, structural_schema
 from trimtab_operator.resources.training_job import (
@@ -47,8 +48,8 @@ class _Kind:
     short: str
     description: str
     spec: Callable[[], Schema]
-    status: Callable[[], Schema]
     columns: tuple[Column, ...]
+    status: Callable[[], Schema] | None = None
     rules: tuple[Mapping[str, str], ...] = ()
     scope: str = "Namespaced"
 
@@ -191,6 +192,21 @@ _KINDS = (
             _AGE,
         ),
     ),
+    _Kind(
+        kind="JournalAnchor",
+        plural="journalanchors",
+        short="ja",
+        description="The newest record of a run's journal as known outside its bucket; the operator alone writes it.",
+        spec=lambda: structural_schema(JournalAnchorSpec),
+        columns=(
+            Column("Job", ".spec.job.name"),
+            Column("Record", ".spec.seq", "integer"),
+            Column("Ended", ".spec.ended", "boolean"),
+            Column("Hash", ".spec.hash", priority=1),
+            Column("Key", ".spec.signature.keyId", priority=1),
+            _AGE,
+        ),
+    ),
 )
 
 
@@ -217,7 +233,7 @@ def _definition(kind: _Kind) -> dict[str, Any]:
             # A bound on the name keeps the cost of rules that read it finite.
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": kind.spec(),
-            "status": kind.status(),
+            **({"status": kind.status()} if kind.status else {}),
         },
     }
     if kind.rules:
@@ -244,7 +260,7 @@ def _definition(kind: _Kind) -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "additionalPrinterColumns": [column.render() for column in kind.columns],
-                    "subresources": {"status": {}},
+                    **({"subresources": {"status": {}}} if kind.status else {}),
                     "schema": {"openAPIV3Schema": schema},
                 }
             ],
