@@ -51,14 +51,24 @@ TINY: dict[str, Any] = {
 }
 
 
-def until(what: str, look: Callable[[], _Found | None], seconds: float = PATIENCE_SECONDS) -> _Found:
-    """Look until something is found; fails with `what` was expected."""
+def until(
+    what: str | Callable[[], str], look: Callable[[], _Found | None], seconds: float = PATIENCE_SECONDS
+) -> _Found:
+    """Look until something is found; fails with `what` was expected, asked for only then where it is a function."""
     deadline = time.monotonic() + seconds
     while (found := look()) is None:
         if time.monotonic() > deadline:
-            raise AssertionError(f"still waiting after {seconds:.0f} s for {what}")
+            expected = what if isinstance(what, str) else what()
+            raise AssertionError(f"still waiting after {seconds:.0f} s for {expected}")
         time.sleep(0.02)
     return found
+
+
+def grant_user(redis: RedisServer, run: keys.RunId) -> None:
+    """Make the ACL user of a run, with the password `pass`."""
+    rules = ("reset", "on", ">pass", *keys.redis_acl_patterns(run), *_COMMANDS)
+    with redis.client() as client:
+        client.execute_command("ACL", "SETUSER", keys.redis_user(run), *rules)  # pyright: ignore[reportUnknownMemberType]
 
 
 @dataclass
@@ -87,10 +97,7 @@ class Run:
 
     def make_user(self) -> None:
         """The ACL user that the operator makes before a job; a restarted Redis forgets it."""
-        with self.redis.client() as client:
-            patterns = keys.redis_acl_patterns(self.id)
-            rules = ("reset", "on", ">pass", *patterns, *_COMMANDS)
-            client.execute_command("ACL", "SETUSER", keys.redis_user(self.id), *rules)  # pyright: ignore[reportUnknownMemberType]
+        grant_user(self.redis, self.id)
 
     def direct(self, action: Action, *, world: int = 1, attempt: int = 1, epoch: int = 1, **rest: Any) -> Directive:
         """Put a new directive in force."""
@@ -116,7 +123,10 @@ class Run:
                     return ack
             return None
 
-        return until(f"{state} {expected} of {directive}; acks: {[a.state + str(a.step) for a in self.acks()]}", look)
+        def missing() -> str:
+            return f"{state} {expected} of {directive}; acks: {[f'{a.state} at step {a.step}' for a in self.acks()]}"
+
+        return until(missing, look)
 
     def records(self, attempt: int = 1) -> dict[int, MetricRecord]:
         """The records of one attempt in Redis, by step."""

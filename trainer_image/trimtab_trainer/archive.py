@@ -10,6 +10,7 @@ from trimtab_contract.keys import RunId, records_segment
 from trimtab_contract.metrics import MetricRecord, encode_archive
 
 from trimtab_trainer.errors import StoreError
+from trimtab_trainer.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,10 @@ class Archivist:
     """Flushes every `seconds`, when asked, and at the end; one thread per rank."""
 
     def __init__(self, flushes: tuple[Callable[[], None], ...], seconds: float) -> None:
-        self._flushes = flushes
+        self._flushes = tuple((flush, Outage()) for flush in flushes)
         self._seconds = seconds
         self._wake = threading.Event()
         self._closing = False
-        self._failing = False
         self._thread = threading.Thread(target=self._run, name="archivist", daemon=True)
 
     def start(self) -> None:
@@ -90,14 +90,16 @@ class Archivist:
         while not self._closing:
             self._wake.wait(self._seconds)
             self._wake.clear()
-            for flush in self._flushes:
-                self._attempt(flush)
+            for flush, outage in self._flushes:
+                self._attempt(flush, outage)
 
-    def _attempt(self, flush: Callable[[], None]) -> None:
+    def _attempt(self, flush: Callable[[], None], outage: Outage) -> None:
         try:
             flush()
-            self._failing = False
         except StoreError as error:
-            if not self._failing:
-                logger.warning("the archive waits: %s", error)
-            self._failing = True
+            seconds = outage.failed(error)
+            if seconds is not None:
+                logger.warning("the archive waits for %.0f s: %s", seconds, error)
+        else:
+            if outage.ended():
+                logger.info("the archive is written again")

@@ -1,6 +1,7 @@
 """The one thread of rank 0 that speaks to Redis: delivers the outbox, repeats the state, watches the directive."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from trimtab_trainer.adapters.redis import Bus, Delivery
 from trimtab_trainer.config import TelemetryConfig
 from trimtab_trainer.directives import Inbox, Reception
 from trimtab_trainer.errors import BusUnavailable
+from trimtab_trainer.outage import Outage
 from trimtab_trainer.telemetry import Outbox, Queued, QueuedAck, QueuedRecord, Reporter, stream_length
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ class Courier:
         inbox: Inbox,
         config: TelemetryConfig,
         on_absent: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
         self._outbox = outbox
@@ -38,11 +41,12 @@ class Courier:
         self._inbox = inbox
         self._config = config
         self._on_absent = on_absent
+        self._clock = clock
         self._absent = False
-        self._down = False
+        self._outage = Outage(clock)
         self._closing = threading.Event()
         self._wake = threading.Event()
-        self._said = 0.0
+        self._stated = -math.inf
         self._last_reception = Reception.ABSENT
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self.changed = threading.Event()
@@ -66,28 +70,48 @@ class Courier:
 
     def _run(self) -> None:
         while True:
-            try:
-                self._round()
-                if self._down:
-                    logger.info("Redis answers again; %d records and acks are waiting", len(self._outbox))
-                self._down = False
-            except BusUnavailable as error:
-                if not self._down:
-                    logger.warning("Redis is unavailable, records and acks wait: %s", error)
-                self._down = True
+            more = self._try_round()
             if self._closing.is_set() and (not len(self._outbox) or self._inbox.superseded):
                 self._bus.close()
                 return
-            self._wake.wait(RETRY_SECONDS if self._down else self._config.poll_seconds)
-            self._wake.clear()
+            if self._outage.ongoing:
+                # Not to be woken: every step would wake us, and a server that is away be asked at the pace of training.
+                time.sleep(RETRY_SECONDS)
+            elif not more:
+                self._wake.wait(self._config.poll_seconds)
+                self._wake.clear()
 
-    def _round(self) -> None:
+    def _try_round(self) -> bool:
+        """One round; whether the next one is due at once."""
+        try:
+            more = self._round()
+        except BusUnavailable as error:
+            seconds = self._outage.failed(error)
+            if seconds is not None:
+                logger.warning(
+                    "cannot publish to Redis for %.0f s; %d records and acks wait, %d records were dropped: %s",
+                    seconds,
+                    len(self._outbox),
+                    self._outbox.dropped,
+                    error,
+                )
+            return False
+        if self._outage.ended():
+            logger.info("Redis answers again; %d records and acks are waiting", len(self._outbox))
+        return more
+
+    def _round(self) -> bool:
+        """One look, one batch, one repetition where it is due; whether more is queued.
+
+        Nothing waits for an empty queue: records may come as fast as they leave.
+        """
         # The directive first: a world that is superseded says nothing more.
         self._look()
-        while not self._inbox.superseded and (items := self._outbox.peek(BATCH)):
-            self._send(items)
-            self._outbox.remove(items)
+        if self._inbox.superseded:
+            return False
+        self._send(self._outbox.peek(BATCH))
         self._repeat()
+        return len(self._outbox) > 0
 
     def _look(self) -> None:
         reception = self._inbox.offer(self._bus.directive())
@@ -101,16 +125,19 @@ class Courier:
         self._last_reception = reception
 
     def _send(self, items: tuple[Queued, ...]) -> None:
-        records = [item for item in items if isinstance(item, QueuedRecord)]
+        records = tuple(item for item in items if isinstance(item, QueuedRecord))
         if records:
             keep = stream_length(len(records[-1].wire), self._config.stream_records)
             deliveries = self._bus.publish([(item.attempt, item.step, item.wire) for item in records], keep)
             for item, delivery in zip(records, deliveries, strict=True):
                 self._judge(item, delivery)
+            self._outbox.remove(records)
         for item in items:
             if isinstance(item, QueuedAck):
                 self._bus.acknowledge(item.wire)
-                self._said = time.monotonic()
+                self._outbox.remove((item,))
+                if item.changes_state:
+                    self._stated = self._clock()
 
     def _judge(self, item: QueuedRecord, delivery: Delivery) -> None:
         if delivery is Delivery.CONFLICT:
@@ -123,9 +150,10 @@ class Courier:
             logger.warning("attempt %d, step %d: the stream has gone on; see the archive", item.attempt, item.step)
 
     def _repeat(self) -> None:
-        if self._inbox.superseded or time.monotonic() - self._said < self._config.state_seconds:
+        """Say the state again where it is due. Events do not count: a world may save more often than it is due."""
+        if self._clock() - self._stated < self._config.state_seconds:
             return
         wire = self._reporter.repetition()
         if wire is not None:
             self._bus.acknowledge(wire)
-            self._said = time.monotonic()
+            self._stated = self._clock()

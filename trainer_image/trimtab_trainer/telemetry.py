@@ -31,6 +31,8 @@ class QueuedAck:
     """An encoded ack."""
 
     wire: bytes
+    changes_state: bool = False
+    """The world is in another state from here on; every other ack tells of an event beside it."""
 
 
 Queued = QueuedRecord | QueuedAck
@@ -51,22 +53,26 @@ class Outbox:
         self._max_records = max_records
         self._items: deque[Queued] = deque()
         self._records = 0
+        self._changes = 0
         self._lock = threading.Lock()
         self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def changes_waiting(self) -> bool:
+        """Whether some change of state was not delivered yet."""
+        return self._changes > 0
+
     def put(self, item: Queued) -> None:
         """Append; never waits."""
         with self._lock:
             self._items.append(item)
-            if isinstance(item, QueuedRecord):
-                self._records += 1
-                if self._records > self._max_records:
-                    self._drop(QueuedRecord)
-                    self._records -= 1
-                    self.dropped += 1
+            self._count(item, 1)
+            if self._records > self._max_records:
+                self._drop(QueuedRecord)
+                self.dropped += 1
             elif len(self._items) - self._records > OUTBOX_ACKS:
                 self._drop(QueuedAck)
 
@@ -86,11 +92,18 @@ class Outbox:
             for item in items:
                 if self._items and self._items[0] is item:
                     self._items.popleft()
-                    self._records -= isinstance(item, QueuedRecord)
+                    self._count(item, -1)
 
     def _drop(self, kind: type[Queued]) -> None:
-        index = next(position for position, item in enumerate(self._items) if isinstance(item, kind))
+        index, oldest = next((index, item) for index, item in enumerate(self._items) if isinstance(item, kind))
         del self._items[index]
+        self._count(oldest, -1)
+
+    def _count(self, item: Queued, change: int) -> None:
+        if isinstance(item, QueuedRecord):
+            self._records += change
+        elif item.changes_state:
+            self._changes += change
 
 
 class Vitals:
@@ -122,8 +135,9 @@ class Reporter:
 
     def state(self, ack: Ack) -> None:
         """Queue a change of state, to be repeated until the next one."""
+        # Queued first: `repetition` must find it waiting before it can find it in force.
+        self._outbox.put(QueuedAck(encode(self._current(ack)), changes_state=True))
         self._state = ack
-        self.event(ack)
 
     def event(self, ack: Ack) -> None:
         """Queue something that happened beside the state, such as a saved checkpoint."""
@@ -134,8 +148,15 @@ class Reporter:
         self._recent = (*self._recent, checkpoint)[-RECENT_SAVED:]
 
     def repetition(self) -> bytes | None:
-        """The state as it is now, None before the first one."""
-        return None if self._state is None else encode(self._current(self._state))
+        """The state as it is now; None before the first one, and while a newer one waits in the outbox.
+
+        Only the thread that empties the outbox may call it: a state never overtakes the records that were queued
+        before it, nor returns after its successor.
+        """
+        state = self._state
+        wire = None if state is None else encode(self._current(state))
+        # Asked last: what changed while we encoded is waiting by now, and what we encoded may be half of each.
+        return None if self._outbox.changes_waiting else wire
 
     def _current(self, ack: Ack) -> Ack:
         dropped = self._outbox.dropped
