@@ -196,7 +196,8 @@ def _mark(event: Event, axes: Axes) -> str:
     base = HEIGHT - _FRAME.bottom
     return (
         f'<g class="mark {kind}"><title>{title}</title><rect x="{x:.1f}" y="{_FRAME.top}" '
-        f'width="{max(1.0, last - x):.1f}" height="{base - _FRAME.top}"/><circle cx="{x:.1f}" cy="{_FRAME.top}" r="4"/></g>'
+        f'width="{max(1.0, last - x):.1f}" height="{base - _FRAME.top}"/>'
+        f'<circle cx="{x:.1f}" cy="{_FRAME.top}" r="4"/></g>'
     )
 
 

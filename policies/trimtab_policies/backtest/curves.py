@@ -64,7 +64,7 @@ class CurveRecorder:
             return
         if bucket.low is None or bucket.high is None:
             bucket.low = bucket.high = value
-            bucket.center, bucket.threshold = _center(verdict), _finite(verdict.threshold)
+            bucket.center, bucket.threshold = baseline_of(verdict), _finite(verdict.threshold)
         elif value < bucket.low:
             bucket.low = value
         elif value > bucket.high:
@@ -98,7 +98,8 @@ def _least(values: Sequence[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _center(verdict: Verdict) -> float | None:
+def baseline_of(verdict: Verdict) -> float | None:
+    """The level that a value was compared with, where a detector knows one."""
     comparison = verdict.comparison
     if isinstance(comparison, SpikeBaseline):
         return _finite(comparison.center) if comparison.count else None
