@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     too can stall for longer than a world waits for its peers.
     """
     for item in items:
-        if item.get_closest_marker("node") is not None:
+        if item.get_closest_marker("node") is not None and item.get_closest_marker("image") is None:
             item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=lambda item: "replaced_sandbox" in getattr(item, "fixturenames", ()))
 

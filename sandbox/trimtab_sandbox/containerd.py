@@ -85,9 +85,10 @@ def containerd(layout: Layout) -> Component:
     return Component("containerd", (require("containerd"), "--config", configuration, "--log-level", "warn"))
 
 
-def ctr(layout: Layout, *arguments: str | Path) -> str:
-    """Run ``ctr`` in the namespace that Kubernetes uses."""
-    return run([require("ctr"), "--address", layout.containerd_socket, "--namespace", NAMESPACE, *arguments])
+def ctr(layout: Layout, *arguments: str | Path, timeout: float = 120) -> str:
+    """Run ``ctr`` in the namespace that Kubernetes uses, for at most ``timeout`` seconds."""
+    command = [require("ctr"), "--address", layout.containerd_socket, "--namespace", NAMESPACE, *arguments]
+    return run(command, timeout=timeout)
 
 
 def answers(layout: Layout) -> bool:

@@ -22,6 +22,9 @@ BUSYBOX_IMAGE = "localhost/busybox:1"
 DEVELOPMENT_IMAGE = "localhost/trimtab-dev:1"
 NONROOT = 65532
 
+_IMPORT_SECONDS = 1800
+"""A trainer's image has six gigabytes, which a slow disk takes its time to unpack."""
+
 _SOURCE_ROOTS = ("contract", "policies", "operator", "trainer_image", "cli", "sandbox")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -153,7 +156,7 @@ def render_archive(image: Image) -> bytes:
 
 def load_archive(layout: Layout, archive: Path) -> None:
     """Give containerd the images of a docker-archive."""
-    ctr(layout, "images", "import", archive)
+    ctr(layout, "images", "import", archive, timeout=_IMPORT_SECONDS)
 
 
 def load_basic_images(layout: Layout) -> None:
