@@ -31,6 +31,7 @@ from trimtab_operator.observation import (
     CheckpointClaim,
     Limits,
     MissingMetric,
+    NoticeOutcome,
     Observation,
     Pods,
     PodsState,
@@ -38,6 +39,7 @@ from trimtab_operator.observation import (
 )
 from trimtab_operator.run_state import (
     AcceptedGuard,
+    AutomationHold,
     Checkpoint,
     CheckpointState,
     JournalAction,
@@ -116,6 +118,8 @@ class ScriptedRun:
         self.policy_generation = 1
         self.suspend = False
         self.missing: tuple[MissingMetric, ...] = ()
+        self.automation: AutomationHold | None = None
+        self.notices: tuple[NoticeOutcome, ...] = ()
         self.on_record: Callable[[JournalRecord], None] = lambda _record: None
         self.operations = 0
         self.kills: frozenset[tuple[int, str]] = frozenset()
@@ -298,6 +302,8 @@ class ScriptedRun:
             hold_on_nonfinite=self.scenario.holds_on_nonfinite,
             final_check_over=acks.finished is not None and self.ticks - acks.finished.time >= FINAL_CHECK_TICKS,
             requests=tuple(self.requests),
+            automation_held=self.automation,
+            notices=self.notices,
         )
 
     def pods(self, state: RunState) -> Pods:

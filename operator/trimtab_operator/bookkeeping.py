@@ -8,6 +8,7 @@ from trimtab_contract.journal import Evidence
 
 from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.final_checkpoint import is_final
+from trimtab_operator.notices import DELIVERED, UNDELIVERED
 from trimtab_operator.observation import CheckpointClaim, Observation
 from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
 
@@ -19,6 +20,7 @@ def next_record(state: RunState, observation: Observation) -> Command | None:
     """The next fact the journal lacks, in a fixed order, or None."""
     return (
         _accept_guard(state, observation)
+        or _told(state, observation)
         or _refusal(state, observation)
         or _blindness(state, observation)
         or _note(state, observation)
@@ -96,6 +98,24 @@ def _accept_guard(state: RunState, observation: Observation) -> Command | None:
             before={"guard": known} if known else None,
         )
     )
+
+
+def _told(state: RunState, observation: Observation) -> Command | None:
+    """What people were told, or could not be: a new operator does not say it again."""
+    owed = {notice.id: notice for notice in state.owed}
+    for outcome in observation.notices:
+        if outcome.id in owed:
+            return Append(
+                Draft(
+                    action=JournalAction.NOTICE_SENT,
+                    id=f"notice/{outcome.id}",
+                    incident=owed[outcome.id].incident,
+                    outcome=DELIVERED if outcome.delivered else UNDELIVERED,
+                    reason={"message": outcome.message},
+                    after={"notice": outcome.id, "kind": owed[outcome.id].kind},
+                )
+            )
+    return None
 
 
 def _refusal(state: RunState, observation: Observation) -> Command | None:
@@ -190,7 +210,7 @@ def _abandon(state: RunState) -> Command | None:
     Those of a paused run wait for the answer: a run that goes on needs them.
     """
     incident = state.incident
-    if incident is None or incident.held_step is None or incident.paused:
+    if incident is None or incident.held_step is None or incident.paused or incident.latch.asked is not None:
         return None
     for checkpoint in state.checkpoints:
         suspect = (

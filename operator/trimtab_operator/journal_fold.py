@@ -7,35 +7,58 @@ exactly where the journal ends. Records of fenced operators must be taken out be
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
-from trimtab_contract.directives import Action, CheckpointReference, Directive, Reason
+from trimtab_contract.directives import CheckpointReference, Directive, Reason
 from trimtab_contract.journal import JournalRecord, Phase
 
-from trimtab_operator.incidents import RESUMED, Finding, Incident, Latch, Plan, SkipRange
+from trimtab_operator.incidents import (
+    KEPT_PHASES,
+    Finding,
+    Incident,
+    Latch,
+    Measurement,
+    PhaseTime,
+    Plan,
+    SkipRange,
+    WithheldStep,
+    Wishes,
+)
+from trimtab_operator.notices import KEPT_NOTICES, notice_of
+from trimtab_operator.request_fold import closed, run_requested, skip_refused, skipped, with_requests_done
 from trimtab_operator.run_state import (
     AcceptedGuard,
-    AnsweredRequest,
     Attempt,
+    AutomationHold,
     Checkpoint,
     CheckpointState,
     JournalAction,
     PendingEffect,
     Refusal,
-    RequestAction,
-    RequestState,
-    Resumption,
     RunPhase,
     RunState,
     World,
 )
 
+KEPT_FAILURES = 16
+"""So many of a run's newest failures are remembered for the breaker over all runs."""
+
+_FAULTS = frozenset({"Crashed", "Hung", Reason.STUCK_NON_FINITE.value})
+"""How a world is lost by a fault: no person told it to end, nor was it evicted or preempted, a cluster's routine."""
+
 _Value = TypeVar("_Value")
 
 
 def _read(kind: type[_Value], after: Mapping[str, Any] | None, name: str) -> _Value:
-    return msgspec.convert((after or {})[name], type=kind)
+    """A value of a record; one with a field that is not known here was written by a newer operator, and is not read."""
+    value = (after or {})[name]
+    known = getattr(kind, "__struct_encode_fields__", None)
+    if known is not None and isinstance(value, Mapping):
+        unknown = sorted(set(cast("Mapping[str, Any]", value)) - set(known))
+        if unknown:
+            raise ValueError(f"{name} has unknown fields: {', '.join(unknown)}")
+    return msgspec.convert(value, type=kind)
 
 
 def fold_all(records: Iterable[JournalRecord]) -> RunState:
@@ -54,7 +77,7 @@ def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
     if record.phase is Phase.RESULT:
         if state.pending is not None and state.pending.id == record.id:
             state = replace(state, pending=None)
-        return _with_requests_done(state, record.time)
+        return with_requests_done(state, record.time)
     if record.phase is Phase.INTENT:
         scope = record.incident or "run"
         state = replace(
@@ -65,8 +88,25 @@ def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
     if action in _FOLDS:
         state = _FOLDS[action](state, record)
     if "phase" in after:
-        state = replace(state, phase=RunPhase(after["phase"]))
-    return _with_requests_done(state, record.time)
+        state = _in_phase(state, RunPhase(after["phase"]), record.time)
+    notice = notice_of(record)
+    if notice is not None:
+        state = replace(state, owed=(*state.owed, notice)[-KEPT_NOTICES:])
+    return with_requests_done(state, record.time)
+
+
+def _in_phase(state: RunState, phase: RunPhase, time: str) -> RunState:
+    """The run in a phase; an open incident notes when each began, a relapse also where the phase stays Holding."""
+    incident = state.incident
+    if incident is not None and (not incident.phases or incident.phases[-1].phase != phase):
+        phases = (*incident.phases, PhaseTime(phase=phase.value, time=time))[-KEPT_PHASES:]
+        incident = msgspec.structs.replace(incident, phases=phases)
+    return replace(state, phase=phase, incident=incident)
+
+
+def _with_failure(state: RunState, record: JournalRecord) -> RunState:
+    moment = datetime.fromisoformat(record.time).timestamp()
+    return replace(state, failures=(*state.failures, moment)[-KEPT_FAILURES:])
 
 
 def _directive(state: RunState, record: JournalRecord) -> RunState:
@@ -96,10 +136,8 @@ def _directive_refused(state: RunState, record: JournalRecord) -> RunState:
     refusal = Refusal(
         directive=state.directive, reason=str(reason.get("reason", "")), detail=str(reason.get("message", ""))
     )
-    incident = state.incident
-    if incident is not None and refusal.reason == Reason.RANGE_ALREADY_TRAINED:
-        incident = msgspec.structs.replace(incident, extent=None)
-    return replace(state, refusal=refusal, incident=incident)
+    state = replace(state, refusal=refusal)
+    return skip_refused(state, refusal) if refusal.reason == Reason.RANGE_ALREADY_TRAINED else state
 
 
 def _takeover(state: RunState, record: JournalRecord) -> RunState:
@@ -135,7 +173,8 @@ def _world_lost(state: RunState, record: JournalRecord) -> RunState:
         incident = msgspec.structs.replace(incident, world_lost=True)
     stuck = (record.after or {}).get("stuck_step")
     steps = (*state.stuck_steps, int(stuck)) if stuck is not None else state.stuck_steps
-    return replace(state, world=lost, incident=incident, stuck_steps=steps)
+    state = replace(state, world=lost, incident=incident, stuck_steps=steps)
+    return _with_failure(state, record) if lost.lost_reason in _FAULTS else state
 
 
 def _world_restored(state: RunState, record: JournalRecord) -> RunState:
@@ -177,14 +216,15 @@ def _rule_fired(state: RunState, record: JournalRecord) -> RunState:
 def _incident_opened(state: RunState, record: JournalRecord) -> RunState:
     latch = _read(Latch, record.after, "latch")
     name = record.incident or ""
-    return replace(state, incident=Incident(name=name, latch=latch), incident_names=(*state.incident_names, name))
+    state = replace(state, incident=Incident(name=name, latch=latch), incident_names=(*state.incident_names, name))
+    return _with_failure(state, record) if latch.asked is None else state
 
 
 def _relapsed(state: RunState, record: JournalRecord) -> RunState:
     if state.incident is None:
         return state
     return replace(
-        state,
+        _with_failure(state, record),
         incident=msgspec.structs.replace(
             state.incident,
             latch=_read(Latch, record.after, "latch"),
@@ -194,9 +234,16 @@ def _relapsed(state: RunState, record: JournalRecord) -> RunState:
             world_lost=False,
             finding=None,
             finding_why="",
+            missing=(),
+            state_finite=None,
+            withheld=None,
+            suspect=None,
+            restored=None,
+            diagnosed_attempt=0,
             extent=None,
             extent_done=False,
             asked=False,
+            wishes=Wishes(),
             relapses=state.incident.relapses + 1,
         ),
     )
@@ -223,21 +270,38 @@ def _held(incident: Incident, after: Mapping[str, Any]) -> Incident:
         held_step=int(after["step"]),
         replicas_agree=after.get("replicas_agree"),
         world_lost=bool(after["lost"]),
+        state_finite=None if after.get("nonfinite_state") is None else not after["nonfinite_state"],
+        withheld=_read(WithheldStep, after, "withheld") if after.get("withheld") else None,
     )
 
 
 def _diagnosed(incident: Incident, after: Mapping[str, Any]) -> Incident:
-    return msgspec.structs.replace(incident, finding=Finding(after["finding"]), finding_why=str(after["why"]))
+    changes: dict[str, Any] = {
+        name: _read(Measurement, after, name) for name in ("suspect", "restored") if after.get(name) is not None
+    }
+    return msgspec.structs.replace(
+        incident,
+        finding=Finding(after["finding"]),
+        finding_why=str(after["why"]),
+        missing=tuple(after.get("missing") or ()),
+        diagnosed_attempt=int(after.get("attempt", 0)),
+        **changes,
+    )
 
 
 def _target_selected(state: RunState, record: JournalRecord) -> RunState:
     if state.incident is None:
         return state
     plan = _read(Plan, record.after, "plan")
-    incident = msgspec.structs.replace(
-        state.incident, plans=(*state.incident.plans, plan), restoring_attempt=0, extent=None, extent_done=False
-    )
     after, times = record.after or {}, state.rollback_times
+    incident = msgspec.structs.replace(
+        state.incident,
+        plans=(*state.incident.plans, plan),
+        restoring_attempt=0,
+        extent=None,
+        extent_done=False,
+        deadline=str(after.get("deadline", "")),
+    )
     if after.get("counted"):
         times = (*times, datetime.fromisoformat(record.time))
     asked = state.rollbacks_asked + (1 if after.get("asked") else 0)
@@ -260,28 +324,24 @@ def _restore_failed(state: RunState, record: JournalRecord) -> RunState:
 
 def _extent_found(incident: Incident, after: Mapping[str, Any]) -> Incident:
     extent = msgspec.convert(after["skip"], type=SkipRange | None)
+    if "plan" in after:  # a wider one, which waits for its own approval
+        plans = (*incident.plans, msgspec.convert(after["plan"], type=Plan))
+        incident = msgspec.structs.replace(incident, plans=plans, deadline=str(after["deadline"]))
     return msgspec.structs.replace(incident, extent=extent, extent_done=True)
 
 
 def _incident_closed(state: RunState, record: JournalRecord) -> RunState:
-    return _close(state, record.outcome or "", record.time)
-
-
-def _close(state: RunState, outcome: str, time: str) -> RunState:
-    if state.incident is None:
-        return state
-    closed = msgspec.structs.replace(state.incident, outcome=outcome, closed_at=time)
-    return replace(state, incident=None, closed=(*state.closed, closed))
+    return closed(state, record.outcome or "", record.time)
 
 
 def _stopped(state: RunState, record: JournalRecord) -> RunState:
-    return _close(_directive(state, record), RunPhase.STOPPED.value, record.time)
+    return closed(_directive(state, record), RunPhase.STOPPED.value, record.time)
 
 
 def _failed(state: RunState, record: JournalRecord) -> RunState:
     """The run is over until somebody edits it, and so is an open incident: what it skipped stays skipped."""
     after = record.after or {}
-    state = _close(state, RunPhase.FAILED.value, record.time)
+    state = closed(state, RunPhase.FAILED.value, record.time)
     if state.world is not None:
         state = replace(state, world=msgspec.structs.replace(state.world, live=False))
     return replace(state, failure=str(after.get("message", "")), failed_generation=int(after.get("generation", 0)))
@@ -295,63 +355,22 @@ def _reopened(state: RunState, record: JournalRecord) -> RunState:
     return replace(state, failure="", failed_generation=0, restarts=0, stuck_steps=())
 
 
-def _run_requested(state: RunState, record: JournalRecord) -> RunState:
-    after = record.after or {}
-    request = msgspec.convert(
-        {
-            **after["request"],
-            "state": record.outcome,
-            "message": str((record.reason or {}).get("message", "")),
-            "time": record.time,
-        },
-        type=AnsweredRequest,
-    )
-    state = replace(state, requests=(*state.requests, request))
-    if request.state is RequestState.REFUSED:
-        return state
-    if request.action is RequestAction.ROLLBACK and state.incident is not None:
-        return replace(state, incident=msgspec.structs.replace(state.incident, asked=True))
-    if request.action is RequestAction.RESUME:
-        resumption = _read(Resumption, after, "resumption")
-        state = replace(state, resumptions=(*state.resumptions, resumption), question="")
-        # Where a probation was interrupted it goes on, and its incident stays open.
-        probation = after["phase"] == RunPhase.PROBATION
-        return state if probation else _close(state, RESUMED, record.time)
-    return state
+def _snapshot(state: RunState, record: JournalRecord) -> RunState:
+    return replace(state, snapshot=record.seq)
 
 
-def _with_requests_done(state: RunState, time: str) -> RunState:
-    """Accepted requests are done when the run has taken up what they ask for."""
-    if not any(_is_done(state, request) for request in state.requests):
-        return state
-    requests = tuple(
-        msgspec.structs.replace(request, state=RequestState.DONE, done_at=time) if _is_done(state, request) else request
-        for request in state.requests
-    )
-    return replace(state, requests=requests)
+def _automation_held(state: RunState, record: JournalRecord) -> RunState:
+    return replace(state, automation=_read(AutomationHold, record.after, "hold"))
 
 
-def _is_done(state: RunState, request: AnsweredRequest) -> bool:
-    if request.state is not RequestState.ACCEPTED or state.pending is not None:
-        return False
-    match request.action:
-        case RequestAction.STOP:
-            return state.phase is RunPhase.STOPPED
-        case RequestAction.RESUME:
-            return state.directive is not None and state.directive.action is not Action.HOLD
-        case RequestAction.ROLLBACK:
-            return state.phase not in _ROLLING_BACK
+def _automation_released(state: RunState, _record: JournalRecord) -> RunState:
+    return replace(state, automation=None)
 
 
-_ROLLING_BACK = frozenset(
-    {
-        RunPhase.DIAGNOSING,
-        RunPhase.SELECTING,
-        RunPhase.AWAITING_APPROVAL,
-        RunPhase.RESTORING,
-        RunPhase.DIAGNOSING_RESTORED,
-    }
-)
+def _notice_sent(state: RunState, record: JournalRecord) -> RunState:
+    sent = str((record.after or {})["notice"])
+    return replace(state, owed=tuple(notice for notice in state.owed if notice.id != sent))
+
 
 _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.TAKEOVER: _takeover,
@@ -379,9 +398,14 @@ _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.RESTORED: _restored,
     JournalAction.RESTORE_FAILED: _restore_failed,
     JournalAction.EXTENT_FOUND: _change_incident(_extent_found),
+    JournalAction.SKIPPED: skipped,
     JournalAction.INCIDENT_CLOSED: _incident_closed,
     JournalAction.NEEDS_HUMAN: _needs_human,
     JournalAction.FAILED: _failed,
     JournalAction.REOPENED: _reopened,
-    JournalAction.RUN_REQUESTED: _run_requested,
+    JournalAction.RUN_REQUESTED: run_requested,
+    JournalAction.SNAPSHOT: _snapshot,
+    JournalAction.AUTOMATION_HELD: _automation_held,
+    JournalAction.AUTOMATION_RELEASED: _automation_released,
+    JournalAction.NOTICE_SENT: _notice_sent,
 }

@@ -8,9 +8,9 @@ from trimtab_contract.directives import Ack, AckState, CheckpointReference, Term
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
 
-from trimtab_operator.incidents import Latch
+from trimtab_operator.incidents import Latch, RemediationSettings, Wishes, WithheldStep
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import AcceptedGuard, RequestAction, RunState
+from trimtab_operator.run_state import AcceptedGuard, AutomationHold, RequestAction, RunState
 
 KEPT_CLAIMS = 1024
 """So many of the newest claims are remembered; older ones of an honest trainer are in the journal by then."""
@@ -181,7 +181,10 @@ class MissingMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A person's request as its object says. `outlived`: it was made before this run's TrainingJob."""
+    """A person's request as its object says. `outlived`: it was made before this run's TrainingJob.
+
+    `wishes` are what a Rollback wants, and the windows of a Skip; `plan_hash` is the plan that is approved or rejected.
+    """
 
     uid: str
     name: str
@@ -189,6 +192,17 @@ class Request:
     by: str
     reason: str
     outlived: bool = False
+    wishes: Wishes = Wishes()
+    plan_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeOutcome:
+    """A notice that people's webhook took, or that was given up. `message` says when, or why."""
+
+    id: str
+    delivered: bool
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +245,25 @@ class Observation:
     probe: ProbeEvidence | None = None
     probe_evidence: tuple[Evidence, ...] = ()
     probe_problem: str = ""
+    suspect: ProbeEvidence | None = None
+    """What the held world measured on the suspect state."""
+    suspect_evidence: tuple[Evidence, ...] = ()
+    suspect_problem: str = ""
+    diagnosis_late: bool = False
+    """Whether the held world has been asked to measure for longer than anybody waits for the answer."""
+    withheld: WithheldStep | None = None
+    """The last judged step of the current attempt, where its update was withheld."""
     frozen_evidence: tuple[Evidence, ...] = ()
     hold_on_nonfinite: bool = False
     final_check_over: bool = False
     """Whether the last checkpoint of a finished run has been waited for long enough."""
     requests: tuple[Request, ...] = ()
     """What people ask for, oldest first, answered ones included."""
+    remediation: RemediationSettings | None = None
+    """That of the first policy in force: what a person's own incident goes by; None where no policy judges."""
+    last_step: int | None = None
+    """The last step of the run, where its configuration says."""
+    automation_held: AutomationHold | None = None
+    """Why no rollback and no restart may begin now, if so."""
+    notices: tuple[NoticeOutcome, ...] = ()
+    """What became of notices that were handed over to be sent."""

@@ -17,8 +17,12 @@ class ConditionType(StrEnum):
     METRIC_MISSING = "MetricMissing"
     INCIDENT_OPEN = "IncidentOpen"
     NEEDS_HUMAN = "NeedsHuman"
+    AUTOMATION_HELD = "AutomationHeld"
+    """No rollback and no restart begins, because many runs have failed within minutes."""
     JOURNAL_BROKEN = "JournalBroken"
     """The run's own journal was altered or lost records: nothing is decided from it."""
+    ANCHOR_PENDING = "AnchorPending"
+    """The end of the journal cannot be anchored outside its bucket: what would be over waits for that."""
     FINISH_PENDING = "FinishPending"
     """A world has finished and is not told so for minutes; says what that waits for."""
     COMPLETE = "Complete"
@@ -45,6 +49,7 @@ class Reason(StrEnum):
     NAME_TAKEN = "NameTaken"
     AUDIT_STORE_UNFIT = "AuditStoreUnfit"
     JOURNAL_BROKEN = "JournalBroken"
+    ANCHOR_NOT_WRITTEN = "AnchorNotWritten"
 
     # Worlds.
     WORLD_STARTING = "WorldStarting"
@@ -106,6 +111,11 @@ class Reason(StrEnum):
     EXTENT_UNBOUNDED = "ExtentUnbounded"
     NOTHING_WOULD_CHANGE = "NothingWouldChange"
     STUCK_NON_FINITE = "StuckNonFinite"
+
+    # The breaker over all runs, and what people are told.
+    BREAKER_TRIPPED = "BreakerTripped"
+    BREAKER_RELEASED = "BreakerReleased"
+    NOTICE_FAILED = "NoticeFailed"
 
     # Ends.
     FINISH_PENDING = "FinishPending"

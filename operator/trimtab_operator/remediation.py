@@ -7,10 +7,10 @@ operator that folds the same journal and sees the same world asks for the same c
 
 from collections.abc import Callable, Mapping
 
-from trimtab_operator import bookkeeping, requests, worlds
+from trimtab_operator import automation, bookkeeping, requests, worlds
 from trimtab_operator.commands import Append, Command, Perform
 from trimtab_operator.observation import Observation
-from trimtab_operator.phases import firing, holding, restoring, selecting, watching
+from trimtab_operator.phases import approval, firing, holding, restoring, selecting, watching
 from trimtab_operator.run_state import RunPhase, RunState
 
 _P = RunPhase
@@ -22,7 +22,7 @@ TRANSITIONS: Mapping[RunPhase, frozenset[RunPhase]] = {
     _P.HOLDING: _STOPPABLE | {_P.DIAGNOSING, _P.WATCHING, _P.PROBATION},
     _P.DIAGNOSING: _STOPPABLE | {_P.SELECTING},
     _P.SELECTING: _STOPPABLE | {_P.AWAITING_APPROVAL, _P.RESTORING, _P.NEEDS_HUMAN},
-    _P.AWAITING_APPROVAL: _STOPPABLE | {_P.RESTORING, _P.NEEDS_HUMAN},
+    _P.AWAITING_APPROVAL: _STOPPABLE | {_P.RESTORING, _P.SELECTING, _P.NEEDS_HUMAN},
     _P.RESTORING: _STOPPABLE | {_P.DIAGNOSING_RESTORED, _P.SELECTING, _P.FAILED},
     _P.DIAGNOSING_RESTORED: _STOPPABLE
     | {_P.PROBATION, _P.SELECTING, _P.RESTORING, _P.AWAITING_APPROVAL, _P.NEEDS_HUMAN, _P.FAILED},
@@ -75,7 +75,7 @@ _PHASES: Mapping[RunPhase, Callable[[RunState, Observation], Command | None]] = 
     _P.HOLDING: holding.holding,
     _P.DIAGNOSING: holding.diagnosing,
     _P.SELECTING: selecting.selecting,
-    _P.AWAITING_APPROVAL: _nothing,
+    _P.AWAITING_APPROVAL: approval.awaiting_approval,
     _P.RESTORING: restoring.restoring,
     _P.DIAGNOSING_RESTORED: restoring.diagnosing_restored,
     _P.PROBATION: watching.probation,
@@ -86,6 +86,7 @@ _PHASES: Mapping[RunPhase, Callable[[RunState, Observation], Command | None]] = 
 }
 
 _IN_EVERY_PHASE = (
+    automation.released,
     bookkeeping.next_record,
     firing.next_firing,
     restoring.drop_target,

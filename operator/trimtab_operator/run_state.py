@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference, Directive
 from trimtab_contract.journal import GENESIS
 
@@ -58,6 +59,8 @@ class JournalAction(StrEnum):
     RESTORED = "Restored"
     RESTORE_FAILED = "RestoreFailed"
     EXTENT_FOUND = "ExtentFound"
+    SKIPPED = "Skipped"
+    """A world has taken windows that a person asked for out of its data."""
     INCIDENT_CLOSED = "IncidentClosed"
     NEEDS_HUMAN = "NeedsHuman"
     COMPLETED = "Completed"
@@ -124,11 +127,15 @@ class PendingEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A directive that the trainer did not obey, and why: a reason of the contract or nothing, and its own words."""
+    """A directive that the trainer did not obey, and why: a reason of the contract or nothing, and its own words.
+
+    `asked`: all that it adds to the skip ledger are windows that people asked for; the plan under way is not concerned.
+    """
 
     directive: Directive
     reason: str
     detail: str
+    asked: bool = False
 
 
 class AcceptedGuard(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,9 +150,13 @@ class AcceptedGuard(msgspec.Struct, frozen=True, kw_only=True):
 class RequestAction(StrEnum):
     """What a person may ask of a run."""
 
+    HOLD = "Hold"
     RESUME = "Resume"
     ROLLBACK = "Rollback"
+    SKIP = "Skip"
     STOP = "Stop"
+    APPROVE = "Approve"
+    REJECT = "Reject"
 
 
 class RequestState(StrEnum):
@@ -168,6 +179,13 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     time: str
     done_at: str = ""
+    skip: tuple[int, int] | None = None
+    """The windows (inclusive) that a Skip takes out."""
+
+    @property
+    def open_skip(self) -> tuple[int, int] | None:
+        """The windows that belong into every ledger from now on, and of which no world has said that it took them."""
+        return self.skip if self.action is RequestAction.SKIP and self.state is RequestState.ACCEPTED else None
 
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,6 +297,12 @@ class RunState:
     def world_lives(self) -> bool:
         """Whether the newest world still has processes that could obey."""
         return self.world is not None and self.world.live
+
+    @property
+    def ledger(self) -> SkipLedger:
+        """The windows never to be trained on: those in force, and those that a person asked for and was promised."""
+        asked = tuple(one.open_skip for one in self.requests if one.open_skip is not None)
+        return SkipLedger.of((*(self.directive.skip if self.directive else ()), *asked))
 
     @property
     def refused(self) -> Refusal | None:

@@ -7,6 +7,7 @@ from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_policies.policy import Mode
 
 from trimtab_operator.adapters.ports import EventType
+from trimtab_operator.notices import DELIVERED
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import JournalAction, RequestState
 from trimtab_operator.worlds import EDITED, RUN_FAILED, SUSPENDED
@@ -36,6 +37,9 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.STOPPED: (EventType.WARNING, Reason.STOPPED_BY_RULE),
     JournalAction.FAILED: (EventType.WARNING, Reason.FAILED),
     JournalAction.RUN_REQUESTED: (EventType.NORMAL, Reason.REQUEST_ACCEPTED),
+    JournalAction.AUTOMATION_HELD: (EventType.WARNING, Reason.BREAKER_TRIPPED),
+    JournalAction.AUTOMATION_RELEASED: (EventType.NORMAL, Reason.BREAKER_RELEASED),
+    JournalAction.NOTICE_SENT: (EventType.WARNING, Reason.NOTICE_FAILED),
 }
 
 
@@ -52,6 +56,8 @@ def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
     described = _EVENTS.get(JournalAction(record.action))
     if described is None or record.phase is Phase.RESULT:
         return None
+    if record.action == JournalAction.NOTICE_SENT and record.outcome == DELIVERED:
+        return None  # told already
     kind, reason = described
     if record.action == JournalAction.END_WORLD:
         kind, reason = _ENDS.get(str((record.after or {}).get("why", "")), described)
@@ -111,7 +117,12 @@ def _finiteness(nonfinite: list[str] | None) -> str:
 
 
 def _diagnosed(after: After, _told: str) -> str:
-    return f"{after.get('finding')}: {after.get('why')}"
+    lacks = f"; missing: {'; '.join(after['missing'])}" if after.get("missing") else ""
+    return f"{after.get('finding')}: {after.get('why')}{lacks}"
+
+
+def _notice(after: After, told: str) -> str:
+    return f"notice of {after.get('kind')}: {told}"
 
 
 def _extent(after: After, told: str) -> str:
@@ -168,6 +179,7 @@ _SENTENCES: dict[JournalAction, Callable[[After, str], str]] = {
     JournalAction.DIAGNOSED: _diagnosed,
     JournalAction.RESTORED: _restored,
     JournalAction.EXTENT_FOUND: _extent,
+    JournalAction.NOTICE_SENT: _notice,
 }
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from trimtab_contract.directives import Ack, Action, Directive, Reason, TerminationMessage
 from trimtab_contract.journal import Phase
 
-from trimtab_operator import bookkeeping, drafts
+from trimtab_operator import automation, bookkeeping, drafts
 from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation, PodsState
@@ -45,6 +45,8 @@ def next_command(state: RunState, observation: Observation) -> Command | None:
         return _tell_to_end(state, observation, RUN_FAILED)
     if limits.suspend or observation.blocked:
         return None
+    if world is not None and world.lost_reason not in {SUSPENDED, EDITED} and automation.waits(state, observation):
+        return automation.wait(state, observation) if state.phase in _MAY_FAIL else None
     if state.phase in {_P.PENDING, _P.WATCHING, _P.PROBATION}:
         return _restart(state, observation)
     if state.phase in {_P.RESTORING, _P.DIAGNOSING_RESTORED} and state.incident is not None:
