@@ -34,7 +34,7 @@ from trimtab_contract.evidence import BatchLogEntry, decode_batch_log
 from trimtab_contract.metrics import STREAM_FIELD, MetricRecord, decode_archive, decode_record
 
 RANKS = 2
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 ROOT = "runs"
 _COMMANDS = ("+xadd", "+xrange", "+get", "+ping", "+hello", "+client|setname")
 _Found = TypeVar("_Found")
