@@ -106,6 +106,10 @@ class SkipLedger:
         """This ledger with one more range."""
         return self.of((*self.ranges, (first, last)))
 
+    def covers(self, first: int, last: int) -> bool:
+        """Whether all of these windows (inclusive) are left out."""
+        return any(begin <= first and last <= end for begin, end in self.ranges)
+
     def __contains__(self, window: int) -> bool:
         return any(first <= window <= last for first, last in self.ranges)
 
@@ -123,10 +127,11 @@ class SkipLedger:
 
     def step_of_window(self, window: int) -> int | None:
         """The step that trains on a window, or None for a skipped one."""
-        if window in self:
-            return None
-        skipped = sum(last - first + 1 for first, last in self.ranges if last < window)
-        return window - skipped + 1
+        return None if window in self else self.steps_before(window) + 1
+
+    def steps_before(self, window: int) -> int:
+        """How many steps train on the windows before this one."""
+        return window - sum(min(last + 1, window) - first for first, last in self.ranges if first < window)
 
     def agrees_up_to(self, other: "SkipLedger", step: int) -> bool:
         """Whether both ledgers map every step up to and including `step` to the same window."""

@@ -4,13 +4,12 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import Action, Diagnose, Directive, OnNonFinite
 from trimtab_contract.journal import Phase
 
 from trimtab_operator.commands import Append, Draft
 from trimtab_operator.extent import control_windows
-from trimtab_operator.incidents import Finding, Incident, Latch
+from trimtab_operator.incidents import Incident, Latch
 from trimtab_operator.observation import Observation
 from trimtab_operator.run_state import JournalAction, RunPhase, RunState
 
@@ -52,7 +51,7 @@ def intend(
 
 
 def instruct(state: RunState, observation: Observation, action: Action, **changes: Any) -> Directive:
-    """The directive in force, changed, under the next journal sequence number."""
+    """The directive in force, changed, under the next journal sequence number; with every skip that was promised."""
     issued = datetime.fromisoformat(observation.now).timestamp()
     on_nonfinite = OnNonFinite.HOLD if observation.hold_on_nonfinite else OnNonFinite.CONTINUE
     base = state.directive or Directive(epoch=0, seq=0, world=1, attempt=1, action=action)
@@ -61,6 +60,7 @@ def instruct(state: RunState, observation: Observation, action: Action, **change
         "seq": state.seq + 1,
         "action": action,
         "issued_at": issued,
+        "skip": state.ledger.ranges,
         "on_nonfinite": on_nonfinite,
         "release": None,
         "diagnose": None,
@@ -72,13 +72,12 @@ def instruct(state: RunState, observation: Observation, action: Action, **change
 def restore_directive(
     state: RunState, observation: Observation, incident: Incident, *, world: int | None = None
 ) -> Directive:
-    """Restore the plan's target as a new attempt, held; unless transient, measure the windows that follow."""
-    latch = incident.latch
+    """Restore the plan's target as a new attempt, held; measure the windows whose extent of damage is not known."""
     diagnose = None
-    if incident.finding is not Finding.TRANSIENT:
-        first, last = latch.flagged
+    if incident.flagged is not None:
+        first, last = incident.flagged
         diagnose = Diagnose(
-            windows=(first, last + latch.remediation.probe), control=control_windows(first, ledger(state))
+            windows=(first, last + incident.latch.remediation.probe), control=control_windows(first, state.ledger)
         )
     return instruct(
         state,
@@ -93,8 +92,16 @@ def restore_directive(
     )
 
 
+def incident_name(state: RunState, job: str, latch: Latch) -> str:
+    """Named after where it began; a second incident at the same place of the same attempt gets a number."""
+    name = f"{job}-a{latch.attempt}-s{latch.first_bad_step}"
+    return name if name not in state.incident_names else f"{name}-{len(state.incident_names) + 1}"
+
+
 def firing_reason(latch: Latch) -> dict[str, Any]:
-    """What a record says of the rule that fired."""
+    """What a record says of the rule that fired, or of the person who asked."""
+    if latch.asked is not None:
+        return {"message": latch.message}
     return {
         "rule": latch.rule,
         "metric": latch.metric,
@@ -102,8 +109,3 @@ def firing_reason(latch: Latch) -> dict[str, Any]:
         "observed": latch.observed,
         "message": latch.message,
     }
-
-
-def ledger(state: RunState) -> SkipLedger:
-    """The skip ledger in force."""
-    return SkipLedger(state.directive.skip if state.directive else ())

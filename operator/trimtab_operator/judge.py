@@ -10,6 +10,7 @@ import math
 from collections.abc import Container, Mapping
 from statistics import fmean, pstdev
 
+import msgspec
 from trimtab_contract.directives import LearningRateOverride
 from trimtab_contract.journal import plain
 from trimtab_contract.metrics import MetricRecord
@@ -17,13 +18,13 @@ from trimtab_policies.decision import allowed_action, decide
 from trimtab_policies.evaluation import Engine
 from trimtab_policies.explanation import explain
 from trimtab_policies.lineage import Appended, Attempt, History, Lineage, Segment
-from trimtab_policies.policy import AcceptedPolicy, Mode
+from trimtab_policies.policy import AcceptedPolicy, Mode, Remediation
 from trimtab_policies.reach import retention
 from trimtab_policies.rules import Action
 from trimtab_policies.verdicts import State, Verdict
 
 from trimtab_operator.extent import LARGEST_LOSS
-from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings
+from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, WithheldStep
 from trimtab_operator.observation import FiringRule
 from trimtab_operator.run_state import AcceptedGuard, RunState
 
@@ -62,6 +63,15 @@ class Judge:
     def green_step(self) -> int:
         """The last step by which every rule that acts found its metric healthy; 0 where one never did, or none acts."""
         return min(self._healthy.values(), default=0)
+
+    @property
+    def withheld(self) -> WithheldStep | None:
+        """The last judged step of the current attempt, where its update was withheld as non-finite."""
+        last, history = self.last, self._history
+        if last is None or history is None or last.attempt != history.attempt or not last.scalars.get("skipped_update"):
+            return None
+        loss = last.scalars.get("loss", math.nan)
+        return WithheldStep(step=last.step, window=last.window, loss_finite=math.isfinite(loss))
 
     @property
     def missing_step(self) -> int | None:
@@ -163,6 +173,13 @@ class Judge:
             latch = _latch(winner, identities, history, action)
             stronger = self.firing is None or action.severity > Action(self.firing.action).severity
             self.firing = latch if stronger else self.firing
+        asked_for = [
+            seconds
+            for one in verdicts
+            if one.state is State.FIRING and one.step > settled and (seconds := _approval(one, mode)) is not None
+        ]
+        if self.firing is not None and asked_for:
+            self.firing = _with_approval(self.firing, min(asked_for))
         fresh = [_note(verdict, mode) for verdict in verdicts if verdict.state is State.FIRING]
         known = {(note.policy, note.rule, note.attempt, note.step) for note in self.notes}
         self.notes = (
@@ -222,8 +239,6 @@ def _note(verdict: Verdict, mode: Mode) -> FiringRule | None:
 
 def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: History, action: Action) -> Latch:
     policy, rule = verdict.policy, verdict.rule
-    remediation = policy.spec.remediation
-    rate = remediation.learning_rate
     sigma = verdict.sigma
     first_bad = verdict.first_bad_step or verdict.step
     return Latch(
@@ -240,17 +255,38 @@ def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: 
         first_bad_step=first_bad,
         fired_step=verdict.step,
         flagged=verdict.flagged_windows or (history.last.window, history.last.window),
-        remediation=RemediationSettings(
-            margin=remediation.margin,
-            before=remediation.skip_batches.before,
-            after=remediation.skip_batches.after,
-            probe=remediation.skip_batches.probe,
-            probation_steps=remediation.probation_steps,
-            margin_factor=remediation.escalate.margin_factor,
-            learning_rate=LearningRateOverride(scale=rate.scale, until_step=rate.for_steps) if rate else None,
-        ),
+        remediation=remediation_settings(policy.spec.remediation),
         rule_text=rule.model_dump(mode="json", by_alias=True, exclude_none=True),
     )
+
+
+def remediation_settings(remediation: Remediation) -> RemediationSettings:
+    """A policy's remediation in the engine's units."""
+    rate = remediation.learning_rate
+    return RemediationSettings(
+        margin=remediation.margin,
+        before=remediation.skip_batches.before,
+        after=remediation.skip_batches.after,
+        probe=remediation.skip_batches.probe,
+        probation_steps=remediation.probation_steps,
+        margin_factor=remediation.escalate.margin_factor,
+        learning_rate=LearningRateOverride(scale=rate.scale, until_step=rate.for_steps) if rate else None,
+        approval_seconds=remediation.approval_seconds,
+    )
+
+
+def _approval(verdict: Verdict, mode: Mode) -> int | None:
+    """How long the policy of a firing rule lets a plan wait for its approval; None where it asks for none, or may not."""
+    enforced = mode is Mode.ENFORCE and verdict.policy.mode is Mode.ENFORCE
+    return verdict.policy.spec.remediation.approval_seconds if enforced else None
+
+
+def _with_approval(latch: Latch, seconds: int) -> Latch:
+    """Any firing policy may ask for an approval; the deadline is the winner's own, where it has one."""
+    if latch.remediation.approval_seconds is not None:
+        return latch
+    settings = msgspec.structs.replace(latch.remediation, approval_seconds=seconds)
+    return msgspec.structs.replace(latch, remediation=settings)
 
 
 def _control_limit(verdict: Verdict, history: History, first_bad: int, sigma: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Reads what a restored world measured, with the job's own credentials: believed only as far as it was asked for."""
+"""What a held or restored world measured, read with the job's own credentials: believed only as far as was asked."""
 
 import re
 
@@ -25,7 +25,27 @@ class ProbeProblem(Exception):
 async def read_probe(
     store: CheckpointStore, run: RunId, ack: Ack, incident: Incident, directive: Directive | None
 ) -> tuple[ProbeEvidence, bytes]:
-    """The probe that a Diagnosed names, and its bytes; raises ProbeProblem, StoreUnavailable, CredentialsRefused."""
+    """What a restored world measured, and its bytes; raises ProbeProblem, StoreUnavailable, CredentialsRefused."""
+    probe, body = await _read(store, run, ack)
+    trouble = probe_trouble(probe, incident, directive)
+    if trouble:
+        raise ProbeProblem(trouble)
+    return probe, body
+
+
+async def read_suspect(
+    store: CheckpointStore, run: RunId, ack: Ack, directive: Directive | None
+) -> tuple[ProbeEvidence, bytes]:
+    """What a held world measured on the suspect state, and its bytes; raises like `read_probe`."""
+    probe, body = await _read(store, run, ack)
+    trouble = suspect_trouble(probe, directive)
+    if trouble:
+        raise ProbeProblem(trouble)
+    return probe, body
+
+
+async def _read(store: CheckpointStore, run: RunId, ack: Ack) -> tuple[ProbeEvidence, bytes]:
+    """The object that a Diagnosed names, and its bytes, whatever was asked for."""
     if ack.evidence is None:
         raise ProbeProblem("the trainer names no evidence of its probe")
     prefix = evidence_object(store.root, run, ack.attempt, "")
@@ -47,20 +67,35 @@ async def read_probe(
         raise ProbeProblem("S3 does not hand out the probe's evidence") from error
     except ContractError as error:
         raise ProbeProblem(str(error)) from error
-    trouble = probe_trouble(probe, incident, directive)
-    if trouble:
-        raise ProbeProblem(trouble)
     return probe, body
 
 
 def probe_trouble(probe: ProbeEvidence, incident: Incident, directive: Directive | None) -> str:
     """Why a probe is no answer to what the incident's restore asked for; empty when it is one."""
-    first, last = incident.latch.flagged
+    if incident.flagged is None:
+        return "nothing was to be measured"
+    first, last = incident.flagged
     last += incident.latch.remediation.probe
     if probe.attempt != incident.restoring_attempt:
         return "the probe was measured in another attempt"
     if probe.state != incident.target:
         return "the probe was measured on another state than the restored one"
+    return _windows_trouble(probe, (first, last), directive)
+
+
+def suspect_trouble(probe: ProbeEvidence, directive: Directive | None) -> str:
+    """Why a probe is no answer to what a held world was asked; empty when it is one."""
+    if directive is None or directive.diagnose is None:
+        return "nothing was to be measured"
+    if probe.attempt != directive.attempt:
+        return "the probe was measured in another attempt"
+    if probe.state is not None:
+        return "the probe was measured on a checkpoint, and not on the held state"
+    return _windows_trouble(probe, directive.diagnose.windows, directive)
+
+
+def _windows_trouble(probe: ProbeEvidence, windows: tuple[int, int], directive: Directive | None) -> str:
+    first, last = windows
     if [window for window, _ in probe.windows] != list(range(first, last + 1)):
         return f"the probe's windows are not {first} to {last}, which were asked for"
     asked = directive.diagnose if directive is not None else None

@@ -13,6 +13,7 @@ from trimtab_contract.metrics import MetricRecord
 
 from trimtab_operator.adapters.ports import Cluster, EventType, Kind, KubernetesObject
 from trimtab_operator.errors import NotFound, OperatorError
+from trimtab_operator.incident_view import incident_object, incident_plans, incident_status
 from trimtab_operator.incidents import Incident
 from trimtab_operator.journal import wall_time
 from trimtab_operator.observation import MissingMetric
@@ -23,9 +24,6 @@ from trimtab_operator.status import (
     ConditionRow,
     Status,
     condition,
-    incident_object,
-    incident_plans,
-    incident_status,
     job_status,
     newly_wrong,
     request_status,
@@ -90,13 +88,14 @@ class Reporter:
         last: MetricRecord | None,
         missing_metrics: tuple[MissingMetric, ...],
         finish_pending: str,
+        anchor_pending: str = "",
     ) -> None:
         """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
         try:
             for incident in (*state.closed, *((state.incident,) if state.incident else ())):
                 await self._show(job, incident, state)
             await self._answer(job, state, surveyed)
-            await self._patch(body, job, state, surveyed, last, missing_metrics, finish_pending)
+            await self._patch(body, job, state, surveyed, last, missing_metrics, finish_pending, anchor_pending)
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
 
@@ -109,6 +108,7 @@ class Reporter:
         last: MetricRecord | None,
         missing_metrics: tuple[MissingMetric, ...],
         finish_pending: str,
+        anchor_pending: str,
     ) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
         status = job_status(
@@ -119,6 +119,7 @@ class Reporter:
             outdated=surveyed.guard.outdated,
             missing_metrics=missing_metrics,
             finish_pending=finish_pending,
+            anchor_pending=anchor_pending,
             last=last,
             now=wall_time(),
             before=list(before.get("conditions") or []),

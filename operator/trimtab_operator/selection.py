@@ -22,7 +22,8 @@ def rollback_bound(state: RunState) -> int:
     """The newest step a rollback of the open incident may restore.
 
     The first plan goes `margin` steps before the first bad one; each relapse multiplies the margin and goes behind
-    the target that did not help, and so does a rollback that a person asks for.
+    the target that did not help, and so does a rollback that a person asks for. Where no rule fired, it is the step at
+    which the run holds; and a checkpoint goes before the windows that a person wants skipped.
     """
     incident = state.incident
     if incident is None:
@@ -31,6 +32,10 @@ def rollback_bound(state: RunState) -> int:
     settings = incident.latch.remediation
     margin = round(settings.margin * settings.margin_factor**incident.relapses)
     bound = incident.latch.first_bad_step - margin
+    if incident.latch.asked is not None:
+        bound = incident.held_step if incident.held_step is not None else incident.latch.fired_step
+    if incident.wishes.skip is not None:
+        bound = min(bound, state.ledger.steps_before(incident.wishes.skip[0]))
     if (incident.relapses or incident.asked) and incident.target is not None:
         bound = min(bound, incident.target.step - 1)
     return bound
@@ -49,7 +54,7 @@ def select_rollback(state: RunState) -> Selection:
     usable: list[Checkpoint] = []
     thoughts: list[tuple[Checkpoint, str]] = []
     for checkpoint in _newest_first(state):
-        why_not = _why_not(state, checkpoint)
+        why_not = why_not_restore(state, checkpoint)
         if not why_not and checkpoint.reference.step > bound and checkpoint.reference.step > 0:
             why_not = f"newer than step {bound}, the first bad step less the margin"
         if not why_not:
@@ -60,16 +65,30 @@ def select_rollback(state: RunState) -> Selection:
     return Selection(target, _explain(thoughts, target, relapsed=relapsed), bound)
 
 
+def select_named(state: RunState, key: str) -> Selection:
+    """The checkpoint that a person names by its manifest: where it may not be restored, no other one takes its place."""
+    named = state.checkpoint(key)
+    why_not = why_not_restore(state, named) if named is not None else "not known"
+    if named is None or why_not:
+        step = named.reference.step if named is not None else 0
+        return Selection(None, _explain([(named, why_not)] if named else [], None, relapsed=False), step)
+    thought = Candidate(
+        step=named.reference.step, attempt=named.attempt, state=named.state.value, chosen=True, why="named by a person"
+    )
+    return Selection(named, (thought,), named.reference.step)
+
+
 def select_restart(state: RunState) -> Checkpoint | None:
     """The checkpoint a new world starts from after a fault: the newest one of the surviving history."""
-    return next((item for item in _newest_first(state) if not _why_not(state, item)), None)
+    return next((item for item in _newest_first(state) if not why_not_restore(state, item)), None)
 
 
 def _newest_first(state: RunState) -> list[Checkpoint]:
     return sorted(state.checkpoints, key=lambda item: (item.reference.step, item.attempt), reverse=True)
 
 
-def _why_not(state: RunState, checkpoint: Checkpoint) -> str:
+def why_not_restore(state: RunState, checkpoint: Checkpoint) -> str:
+    """Why a checkpoint is never restored, whoever asks; empty when it may be."""
     if not state.surviving(checkpoint):
         return f"taken in attempt {checkpoint.attempt}, which is no part of the surviving history at this step"
     if checkpoint.state is CheckpointState.QUARANTINED:

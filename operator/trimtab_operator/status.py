@@ -7,12 +7,9 @@ from typing import Any
 from trimtab_contract.metrics import MetricRecord
 
 from trimtab_operator.guards import GuardProblem
-from trimtab_operator.incidents import Incident, Plan
 from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.requests import how_to_answer
-from trimtab_operator.resources import API_VERSION
-from trimtab_operator.resources.guard_incident import IncidentPhase
 from trimtab_operator.run_state import AnsweredRequest, CheckpointState, RunPhase, RunState
 from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
@@ -49,10 +46,12 @@ def job_status(
     last: MetricRecord | None,
     now: str,
     before: Sequence[Status],
+    anchor_pending: str = "",
 ) -> Status:
     """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times.
 
-    `finish_pending` says what a finished world has waited for too long, if it has.
+    `finish_pending` says what a finished world has waited for too long, if it has; `anchor_pending` why the end of
+    the journal is not known outside its bucket.
     """
     guard = state.guards[-1] if state.guards else None
     over = state.ended or state.phase is RunPhase.FAILED
@@ -64,6 +63,7 @@ def job_status(
             *_conditions(job, state, pods, blockers, before),
             *_guard_conditions(state, blockers, outdated, missing_metrics, before),
             *_end_conditions(state, finish_pending),
+            *_anchor_conditions(anchor_pending),
         )
     ]
     status: Status = {
@@ -122,55 +122,9 @@ def newly_wrong(conditions: Sequence[Status], before: Sequence[Status]) -> tuple
             shown = known.get(one["type"], {})
             if shown.get("status") != "False" or any(shown.get(name) != one[name] for name in told):
                 found.append((Reason(one["reason"]), one["message"]))
+        elif one["type"] == ConditionType.ANCHOR_PENDING and one["type"] not in known:
+            found.append((Reason(one["reason"]), one["message"]))
     return tuple(found)
-
-
-def incident_object(job: TrainingJobView, incident: Incident) -> Status:
-    """A GuardIncident with its immutable trigger and the plans so far."""
-    latch = incident.latch
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "GuardIncident",
-        "metadata": {
-            "name": incident.name,
-            "namespace": job.namespace,
-            "labels": {"trimtab.dev/job": job.name},
-            "ownerReferences": [
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": "TrainingJob",
-                    "name": job.name,
-                    "uid": job.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": False,
-                }
-            ],
-        },
-        "spec": {
-            "job": {"name": job.name, "uid": job.uid},
-            "trigger": {
-                "policy": {
-                    "kind": latch.policy.kind,
-                    "name": latch.policy.name,
-                    "uid": latch.policy.uid,
-                    "generation": latch.policy.generation,
-                    "hash": latch.policy.hash,
-                },
-                "rule": latch.rule,
-                "ruleText": latch.rule_text,
-                "metric": latch.metric,
-                "observed": _text(latch.observed),
-                "threshold": _text(latch.threshold) if latch.threshold is not None else None,
-                "action": latch.action,
-                "attempt": latch.attempt,
-                "firstBadStep": latch.first_bad_step,
-                "firedStep": latch.fired_step,
-                "flagged": {"first": latch.flagged[0], "last": latch.flagged[1]},
-                "message": printable(latch.message),
-            },
-            "plans": incident_plans(incident),
-        },
-    }
 
 
 def request_status(request: AnsweredRequest) -> Status:
@@ -181,40 +135,6 @@ def request_status(request: AnsweredRequest) -> Status:
         "answeredTime": request.time,
         "doneTime": request.done_at or None,
     }
-
-
-def incident_plans(incident: Incident) -> list[Status]:
-    """The plans of an incident, oldest first."""
-    return [_plan(plan) for plan in incident.plans]
-
-
-def incident_status(incident: Incident, state: RunState) -> Status:
-    """How an incident stands, or how it ended."""
-    extent = incident.extent
-    failed = [{"number": plan.number, "reason": printable(plan.failed, 500)} for plan in incident.plans if plan.failed]
-    return {
-        "phase": IncidentPhase.CLOSED.value if incident.outcome else state.phase.value,
-        "heldStep": incident.held_step,
-        "finding": incident.finding.value if incident.finding else None,
-        "findingReason": incident.finding_why or None,
-        "skipped": {"first": extent.first, "last": extent.last, "bad": extent.bad} if extent else None,
-        "failedPlans": failed or None,
-        "relapses": incident.relapses,
-        "outcome": incident.outcome or None,
-        "closedTime": incident.closed_at or None,
-    }
-
-
-def _plan(plan: Plan) -> Status:
-    target = plan.target
-    return {
-        "number": plan.number,
-        "target": {"step": target.step, "key": target.key, "sha256": target.sha256},
-    }
-
-
-def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 def _newest_checkpoint(state: RunState) -> str | None:
@@ -322,6 +242,10 @@ def _end_conditions(state: RunState, finish_pending: str) -> list[ConditionRow]:
     if state.phase is RunPhase.FAILED:
         rows.append((ConditionType.FAILED, True, Reason.FAILED, state.failure))
     return rows
+
+
+def _anchor_conditions(anchor_pending: str) -> list[ConditionRow]:
+    return [(ConditionType.ANCHOR_PENDING, True, Reason.ANCHOR_NOT_WRITTEN, anchor_pending)] if anchor_pending else []
 
 
 def condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:

@@ -38,6 +38,7 @@ DEFAULT_MAX_FREEZE = 100
 DEFAULT_FOR_RECORDS = 1
 DEFAULT_PROBE = 64
 DEFAULT_NO_DATA_FOR = "5m"
+DEFAULT_APPROVAL_DEADLINE = "24h"
 MOST_COMPONENTS = 16
 MOST_STEPS = 1_000_000_000
 
@@ -64,7 +65,9 @@ def cross_field_errors(spec: Mapping[Any, Any]) -> list[FieldError]:
             errors += _rule_errors(rule, f"spec.rules[{index}]")
         errors += _component_errors(rules, index)
     errors += _repeated_names(rules)
-    errors += _probe_errors(rules, _mapping(_mapping(spec.get("remediation")).get("skipBatches")))
+    remediation = _mapping(spec.get("remediation"))
+    errors += _probe_errors(rules, _mapping(remediation.get("skipBatches")))
+    errors += _approval_errors(remediation)
     return errors
 
 
@@ -261,6 +264,16 @@ def _probe_errors(rules: list[Mapping[str, Any]], skip: Mapping[str, Any]) -> It
             f"must be at least {field} + {HEALTHY_WINDOWS_AFTER_DAMAGE} = {least:g} of rule {name}; it is {probe:g}"
         )
         yield FieldError("spec.remediation.skipBatches.probe", message)
+
+
+def _approval_errors(remediation: Mapping[str, Any]) -> Iterator[FieldError]:
+    deadline = remediation.get("approvalDeadline")
+    if deadline is None:
+        return
+    if remediation.get("approval", "Automatic") == "Automatic":
+        yield FieldError("spec.remediation.approvalDeadline", "belongs to approval Required; set that or remove it")
+    elif isinstance(deadline, str) and deadline and not deadline.strip("0hms"):
+        yield FieldError("spec.remediation.approvalDeadline", "must be longer than zero")
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

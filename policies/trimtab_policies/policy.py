@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, ValidationError
 from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS
 
-from trimtab_policies.checks import DEFAULT_PROBE, cross_field_errors
+from trimtab_policies.checks import DEFAULT_APPROVAL_DEADLINE, DEFAULT_PROBE, cross_field_errors
 from trimtab_policies.errors import FieldError, InvalidPolicy
-from trimtab_policies.models import Model
+from trimtab_policies.models import Duration, Model, seconds
 from trimtab_policies.rules import Rule
 from trimtab_policies.validation import field_errors, shown
 
@@ -54,15 +54,22 @@ class Remediation(Model):
     """How a rollback asked for by this policy is done.
 
     `margin` is the number of steps between the checkpoint and the first suspicious step, at least; `probationSteps` are
-    judged steps after the step at which the incident held.
+    judged steps after the step at which the incident held. With `approval: Required` a person sees each plan first;
+    `approvalDeadline` (24h unless given) is how long they are waited for.
     """
 
     margin: int = Field(default=100, ge=1, le=1_000_000)
     skip_batches: SkipBatches = SkipBatches()
     learning_rate: LearningRate | None = None
     probation_steps: int = Field(default=200, ge=1, le=1_000_000)
-    approval: Literal["Automatic"] = "Automatic"
+    approval: Literal["Automatic", "Required"] = "Automatic"
+    approval_deadline: Duration | None = None
     escalate: Escalate = Escalate()
+
+    @property
+    def approval_seconds(self) -> int | None:
+        """How long a plan waits for its approval; None where it needs none."""
+        return seconds(self.approval_deadline or DEFAULT_APPROVAL_DEADLINE) if self.approval == "Required" else None
 
 
 class GuardPolicySpec(Model):

@@ -172,7 +172,9 @@ BAD_REMEDIATIONS = {
     "probe too short": ({"skipBatches": {"probe": 10}}, "skipBatches.probe", "forRecords"),
     "negative border": ({"skipBatches": {"before": -1}}, "skipBatches.before", "equal to 0"),
     "no probation": ({"probationSteps": 0}, "probationSteps", "equal to 1"),
-    "approval not built yet": ({"approval": "Required"}, "approval", "Automatic"),
+    "approval by nobody": ({"approval": "Manual"}, "approval", "Required"),
+    "deadline of no approval": ({"approvalDeadline": "1h"}, "approvalDeadline", "belongs to approval Required"),
+    "no time to approve": ({"approval": "Required", "approvalDeadline": "0h0m"}, "approvalDeadline", "longer than zero"),
 }
 
 

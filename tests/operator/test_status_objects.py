@@ -13,13 +13,14 @@ from played_trainer import Scenario
 from run_states import POLICY, attempts, checkpoint, incident, reference, run_state
 from scripted_operator import play
 from trimtab_operator.guards import GuardProblem
+from trimtab_operator.incident_view import incident_object, incident_status
 from trimtab_operator.incidents import Plan, SkipRange
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources.guard_incident import IncidentPhase
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState, World
-from trimtab_operator.status import incident_object, incident_status, job_status, newly_wrong
+from trimtab_operator.status import job_status, newly_wrong
 from trimtab_operator.workload import TrainingJobView
 
 NOW, LATER = "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"

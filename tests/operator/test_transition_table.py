@@ -12,7 +12,7 @@ LEGAL = {
     "Holding": "Diagnosing Watching Probation Stopped",
     "Diagnosing": "Selecting Stopped",
     "Selecting": "AwaitingApproval Restoring NeedsHuman Stopped",
-    "AwaitingApproval": "Restoring NeedsHuman Stopped",
+    "AwaitingApproval": "Restoring Selecting NeedsHuman Stopped",
     "Restoring": "DiagnosingRestored Selecting Failed Stopped",
     "DiagnosingRestored": "Probation Selecting Restoring AwaitingApproval NeedsHuman Failed Stopped",
     "Probation": "Watching Holding Completed Failed NeedsHuman Stopped",

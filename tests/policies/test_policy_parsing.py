@@ -115,8 +115,10 @@ def test_a_wrong_rule_is_refused_with_its_path_and_what_to_do(wrong: dict[str, A
         ({"learningRate": {"scale": 1.5, "forSteps": 10}}, "learningRate.scale", "less than 1"),
         ({"learningRate": {"scale": 0.5}}, "learningRate.forSteps", "is required"),
         ({"escalate": {"marginFactor": 0.5}}, "escalate.marginFactor", "at least 1"),
-        ({"approval": "Required"}, "approval", "'Automatic'"),
-        ({"approvalDeadline": "24h"}, "approvalDeadline", "remove it"),
+        ({"approval": "Manual"}, "approval", "'Automatic' or 'Required'"),
+        ({"approvalDeadline": "24h"}, "approvalDeadline", "belongs to approval Required"),
+        ({"approval": "Required", "approvalDeadline": "a day"}, "approvalDeadline", "must match"),
+        ({"approval": "Required", "approvalDeadline": "0h"}, "approvalDeadline", "longer than zero"),
     ],
 )
 def test_a_wrong_remediation_is_refused(remediation: dict[str, Any], path: str, advice: str) -> None:

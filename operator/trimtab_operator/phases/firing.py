@@ -23,7 +23,7 @@ def next_firing(state: RunState, observation: Observation) -> Command | None:
     if state.phase is _P.PENDING:
         return watching.running(state)
     if state.phase is _P.WATCHING:
-        name = _incident_name(state, observation.job, latch)
+        name = drafts.incident_name(state, observation.job, latch)
         return drafts.record(
             state,
             JournalAction.INCIDENT_OPENED,
@@ -31,7 +31,7 @@ def next_firing(state: RunState, observation: Observation) -> Command | None:
             incident=name,
             reason=drafts.firing_reason(latch),
             after={"latch": latch},
-            policy_hash=latch.policy.hash,
+            policy_hash=latch.policy_hash,
         )
     if state.phase is _P.PROBATION and state.incident is not None:
         if latch.fired_step > state.incident.probation_until:
@@ -42,22 +42,23 @@ def next_firing(state: RunState, observation: Observation) -> Command | None:
             _P.HOLDING,
             reason=drafts.firing_reason(latch),
             after={"latch": latch},
-            policy_hash=latch.policy.hash,
+            policy_hash=latch.policy_hash,
         )
-    if state.phase in {_P.HOLDING, _P.DIAGNOSING} and state.incident is not None:
-        held = state.incident.latch
-        if ACTION_ORDER.index(latch.action) > ACTION_ORDER.index(held.action):
-            return drafts.record(
-                state,
-                JournalAction.UPGRADED,
-                reason=drafts.firing_reason(latch),
-                after={"latch": latch},
-                policy_hash=latch.policy.hash,
-            )
+    held = state.incident if state.phase in {_P.HOLDING, _P.DIAGNOSING} else None
+    if held is not None and _takes_over(latch, held.latch):
+        return drafts.record(
+            state,
+            JournalAction.UPGRADED,
+            reason=drafts.firing_reason(latch),
+            after={"latch": latch},
+            policy_hash=latch.policy_hash,
+        )
     return None
 
 
-def _incident_name(state: RunState, job: str, latch: Latch) -> str:
-    """Named after what fired; a second incident at the same place of the same attempt gets a number."""
-    name = f"{job}-a{latch.attempt}-s{latch.first_bad_step}"
-    return name if name not in state.incident_names else f"{name}-{len(state.incident_names) + 1}"
+def _takes_over(latch: Latch, held: Latch) -> bool:
+    """Whether it asks for more than what the run is held for: a stronger action, or a person's approval."""
+    if ACTION_ORDER.index(latch.action) > ACTION_ORDER.index(held.action):
+        return True
+    approval = latch.remediation.approval_seconds is not None and held.remediation.approval_seconds is None
+    return approval and latch.action == held.action and held.asked is None

@@ -1,15 +1,17 @@
 """Restoring and DiagnosingRestored: the target in place, the extent of the damage, and the way on."""
 
-from trimtab_contract.directives import Action, CheckpointReference, LearningRateOverride, Reason
+from trimtab_contract.directives import Action, CheckpointReference, Reason
 
-from trimtab_operator import bookkeeping, drafts, worlds
+from trimtab_operator import bookkeeping, diagnosis, drafts, worlds
 from trimtab_operator.commands import Command
 from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
-from trimtab_operator.incidents import Finding, Incident, SkipRange
+from trimtab_operator.incidents import Incident, SkipRange
 from trimtab_operator.observation import Observation
+from trimtab_operator.phases import approval
 from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
 
 _P = RunPhase
+_PLANNED = frozenset({_P.AWAITING_APPROVAL, _P.RESTORING, _P.DIAGNOSING_RESTORED})
 
 
 def restoring(state: RunState, observation: Observation) -> Command | None:
@@ -50,7 +52,7 @@ def restoring(state: RunState, observation: Observation) -> Command | None:
 def drop_target(state: RunState, _observation: Observation) -> Command | None:
     """A plan whose target is quarantined has failed, whoever found it out: no world may restore it any more."""
     incident = state.incident
-    if state.phase not in {_P.RESTORING, _P.DIAGNOSING_RESTORED} or incident is None or incident.target is None:
+    if state.phase not in _PLANNED or incident is None or incident.target is None:
         return None
     known = state.checkpoint(incident.target.key)
     if known is None or known.state is not CheckpointState.QUARANTINED:
@@ -69,11 +71,11 @@ def refused_skip(state: RunState, observation: Observation) -> Command | None:
     refused, directive = state.refused, state.directive
     if refused is None or directive is None or refused.reason != Reason.RANGE_ALREADY_TRAINED:
         return None
-    if state.phase is _P.PROBATION:
+    if state.phase is _P.PROBATION and not refused.asked:
         reason = {"message": f"the plan skips nothing, so it would change nothing: {refused.detail}"}
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason=reason)
     action = Action.HOLD if state.phase is _P.NEEDS_HUMAN else directive.action
-    without = drafts.instruct(state, observation, action, skip=state.skip_before)
+    without = drafts.instruct(state, observation, action, skip=state.skip_before, release=directive.release)
     message = f"the skip is taken out again: {refused.detail}"
     return drafts.intend(state, JournalAction.DIRECTIVE, without, reason={"message": message})
 
@@ -83,17 +85,29 @@ def diagnosing_restored(state: RunState, observation: Observation) -> Command | 
     incident = state.incident
     if incident is None or incident.target is None or not state.world_lives:
         return None
-    if incident.finding is Finding.TRANSIENT or incident.extent_done:
+    flagged, wished = incident.flagged, incident.wishes.skip
+    if wished is not None and not incident.extent_done:
+        skip, reason = SkipRange(first=wished[0], last=wished[1], bad=0), {"message": "a person names these windows"}
+        return drafts.record(state, JournalAction.EXTENT_FOUND, reason=reason, after={"skip": skip})
+    if flagged is None or incident.extent_done:
         return _resume(state, observation, incident, incident.target)
     if observation.probe_problem:
         reason = {"message": f"the extent of the damage is unknown: {observation.probe_problem}"}
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason=reason)
     if observation.probe is None:
         return None
+    if incident.diagnosed_attempt != incident.restoring_attempt:
+        found = diagnosis.diagnose_restored(incident, observation.probe, flagged)
+        return drafts.record(
+            state,
+            JournalAction.DIAGNOSED,
+            evidence=observation.probe_evidence,
+            after=diagnosis.content(found, incident.restoring_attempt),
+        )
     latch = incident.latch
     extent = find_extent(
         observation.probe,
-        flagged=latch.flagged,
+        flagged=flagged,
         before=latch.remediation.before,
         after=latch.remediation.after,
         sigma=latch.sigma,
@@ -123,8 +137,11 @@ def _judge_extent(
             reason=numbers,
             evidence=observation.probe_evidence,
         )
-    first = max(extent.first, drafts.ledger(state).window_of_step(target.step + 1))
+    first = max(extent.first, state.ledger.window_of_step(target.step + 1))
     skip = SkipRange(first=first, last=extent.last, bad=len(extent.bad))
+    wider = approval.wider_plan(state, skip)
+    if wider is not None:
+        return approval.ask_wider(state, observation, wider, skip, numbers)
     return drafts.record(
         state,
         JournalAction.EXTENT_FOUND,
@@ -135,10 +152,10 @@ def _judge_extent(
 
 
 def _resume(state: RunState, observation: Observation, incident: Incident, target: CheckpointReference) -> Command:
-    ledger, override = drafts.ledger(state), incident.latch.remediation.learning_rate
+    ledger = state.ledger
     if incident.extent is not None:
         ledger = ledger.including(incident.extent.first, incident.extent.last)
-    lr = LearningRateOverride(scale=override.scale, until_step=target.step + override.until_step) if override else None
+    lr = incident.plan.learning_rate if incident.plan else None
     directive = drafts.instruct(state, observation, Action.RUN, skip=ledger.ranges, lr=lr, incident=incident.name)
     skipped = f"windows {incident.extent.first} to {incident.extent.last}" if incident.extent else "nothing"
     message = f"resume behind step {target.step}, skipping {skipped}"

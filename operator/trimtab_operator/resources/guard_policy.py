@@ -82,6 +82,20 @@ def policy_spec_schema() -> Schema:
             fieldPath=".settleRecords",
         ),
     )
+    add_rules(
+        schema,
+        "remediation",
+        validation(
+            "!has(self.approvalDeadline) || self.approval == 'Required'",
+            "belongs to approval Required: set that or remove it",
+            fieldPath=".approvalDeadline",
+        ),
+        validation(
+            "!has(self.approvalDeadline) || self.approvalDeadline.matches('[1-9]')",
+            "must be longer than zero",
+            fieldPath=".approvalDeadline",
+        ),
+    )
     schema["x-kubernetes-validations"] = [
         *_composite_rules(),
         validation(

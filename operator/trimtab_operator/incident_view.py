@@ -1,0 +1,115 @@
+"""A GuardIncident from the fold of the journal: what began it, the plans, and how it stands. Pure."""
+
+from typing import Any
+
+from trimtab_operator.incidents import Incident, Latch, Plan
+from trimtab_operator.resources import API_VERSION
+from trimtab_operator.resources.guard_incident import IncidentPhase
+from trimtab_operator.run_state import RunState
+from trimtab_operator.story import printable
+from trimtab_operator.workload import TrainingJobView
+
+Status = dict[str, Any]
+
+
+def incident_object(job: TrainingJobView, incident: Incident) -> Status:
+    """A GuardIncident with its immutable trigger and the plans so far."""
+    latch = incident.latch
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GuardIncident",
+        "metadata": {
+            "name": incident.name,
+            "namespace": job.namespace,
+            "labels": {"trimtab.dev/job": job.name},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": "TrainingJob",
+                    "name": job.name,
+                    "uid": job.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        },
+        "spec": {
+            "job": {"name": job.name, "uid": job.uid},
+            "trigger": {
+                **_cause(latch),
+                "action": latch.action,
+                "attempt": latch.attempt,
+                "firstBadStep": latch.first_bad_step,
+                "firedStep": latch.fired_step,
+                "message": printable(latch.message),
+            },
+            "plans": incident_plans(incident),
+        },
+    }
+
+
+def incident_plans(incident: Incident) -> list[Status]:
+    """The plans of an incident, oldest first."""
+    return [_plan(plan) for plan in incident.plans]
+
+
+def incident_status(incident: Incident, state: RunState) -> Status:
+    """How an incident stands, or how it ended."""
+    extent = incident.extent
+    failed = [{"number": plan.number, "reason": printable(plan.failed, 500)} for plan in incident.plans if plan.failed]
+    return {
+        "phase": IncidentPhase.CLOSED.value if incident.outcome else state.phase.value,
+        "heldStep": incident.held_step,
+        "finding": incident.finding.value if incident.finding else None,
+        "findingReason": incident.finding_why or None,
+        "skipped": {"first": extent.first, "last": extent.last, "bad": extent.bad} if extent else None,
+        "failedPlans": failed or None,
+        "relapses": incident.relapses,
+        "outcome": incident.outcome or None,
+        "closedTime": incident.closed_at or None,
+    }
+
+
+def _cause(latch: Latch) -> Status:
+    """The rule that fired, or the person who asked: a GuardIncident has one of them."""
+    if latch.asked is not None:
+        asked = latch.asked
+        return {
+            "request": {
+                "name": asked.request,
+                "uid": asked.uid,
+                "action": asked.action,
+                "by": asked.by,
+                "reason": printable(asked.reason, 1024),
+            }
+        }
+    policy, flagged = latch.policy, latch.flagged
+    return {
+        "policy": {
+            "kind": policy.kind,
+            "name": policy.name,
+            "uid": policy.uid,
+            "generation": policy.generation,
+            "hash": policy.hash,
+        }
+        if policy
+        else None,
+        "rule": latch.rule,
+        "ruleText": latch.rule_text,
+        "metric": latch.metric,
+        "observed": _text(latch.observed),
+        "threshold": _text(latch.threshold) if latch.threshold is not None else None,
+        "flagged": {"first": flagged[0], "last": flagged[1]} if flagged else None,
+    }
+
+
+def _plan(plan: Plan) -> Status:
+    target = plan.target
+    return {
+        "number": plan.number,
+        "target": {"step": target.step, "key": target.key, "sha256": target.sha256},
+    }
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
