@@ -4,6 +4,7 @@ OperatorError
 ├── TemporaryError          try again later; nothing is known to be wrong
 │   ├── BusUnavailable      Redis did not answer, or refused for want of memory or of its users
 │   ├── StoreUnavailable    S3 did not answer in time; the outcome of a write may be unknown
+│   ├── WebhookUnavailable  the webhook did not take a notice now
 │   ├── ClusterUnavailable  the API server did not answer in time; the outcome of a write may be unknown
 │   └── Conflict            the object changed or belongs to another: read again, decide again
 └── PermanentError          the same call cannot succeed
@@ -13,6 +14,7 @@ OperatorError
     │   ├── CredentialsRefused  S3 does not take the credentials for what they are; says which half is wrong
     │   └── ObjectTooLarge      the object has more bytes than anything of its kind can have
     ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
+    ├── WebhookRefused      the webhook will not take a notice, however often it is sent
     ├── JournalBroken       a run's journal was altered or lost records; nothing may be decided from it
     ├── InvalidResource     an object the API server or the operator refuses; says which field to correct
     └── InvalidSettings     the operator's own environment is wrong; says which variables to correct
@@ -37,6 +39,14 @@ class StoreUnavailable(TemporaryError):
 
 class ClusterUnavailable(TemporaryError):
     """The API server did not answer in time; whether a write arrived is unknown."""
+
+
+class WebhookUnavailable(TemporaryError):
+    """The webhook did not take a notice now; `retry_after` are the seconds it asks for, 0 where it asks for none."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Conflict(TemporaryError):
@@ -73,6 +83,10 @@ class AuditStoreUnfit(PermanentError):
 
 class JournalBroken(PermanentError):
     """A run's journal does not continue itself; says at which record, and what shows more."""
+
+
+class WebhookRefused(PermanentError):
+    """The webhook answered that it will not take a notice."""
 
 
 class InvalidResource(PermanentError):

@@ -85,22 +85,22 @@ def still_news(state: RunState, now: str) -> tuple[Notice, ...]:
     )
 
 
-def notice_key(run: RunId, notice: Notice) -> str:
-    """What tells a notice from every other one, the same for whichever operator sends it."""
-    scope = "operator" if notice.shared else str(run)
+def notice_key(run: RunId | None, notice: Notice) -> str:
+    """What tells a notice from every other one, the same for whichever operator sends it; no run: of all runs."""
+    scope = "operator" if run is None else str(run)
     return sha256_hex(f"{scope}\0{notice.id}".encode())
 
 
-def message_body(run: RunId, notice: Notice) -> dict[str, Any]:
+def message_body(run: RunId | None, notice: Notice) -> dict[str, Any]:
     """The JSON that is posted: `text` as Slack shows it, and the same in fields for everybody else."""
-    title, place = _TITLES[notice.kind], "trimtab" if notice.shared else f"{run.namespace}/{run.name}"
+    title, place = _TITLES[notice.kind], "trimtab" if run is None else f"{run.namespace}/{run.name}"
     return {
         "text": f"*{escape(place)}*: {title}: {escape(notice.message)}",
         "id": notice_key(run, notice),
         "kind": notice.kind.value,
-        "namespace": run.namespace,
-        "job": run.name,
-        "uid": run.uid,
+        "namespace": run.namespace if run else None,
+        "job": run.name if run else None,
+        "uid": run.uid if run else None,
         "incident": notice.incident,
         "rule": notice.rule,
         "message": _bounded(notice.message),

@@ -328,6 +328,14 @@ class Cluster(Protocol):
         ...
 
 
+class Webhook(Protocol):
+    """Where people want to be told."""
+
+    async def post(self, body: Mapping[str, Any]) -> None:
+        """Post one JSON object; raises WebhookUnavailable or WebhookRefused, neither of which holds the address."""
+        ...
+
+
 class Lease(Protocol):
     """The right to act, as the reconciler sees it."""
 
