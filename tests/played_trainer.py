@@ -8,6 +8,7 @@ from trimtab_contract.directives import (
     AckState,
     Action,
     CheckpointReference,
+    Diagnose,
     Directive,
     OnNonFinite,
     Reason,
@@ -16,7 +17,8 @@ from trimtab_contract.directives import (
     decode,
 )
 from trimtab_contract.keys import RunId
-from trimtab_trainer.directives import Inbox, Refusal, Standing, instruct
+from trimtab_operator.incidents import Wishes
+from trimtab_trainer.directives import Inbox, Instruction, Refusal, Standing, instruct
 
 RUN = RunId("lab", "demo", "uid-1")
 
@@ -40,9 +42,15 @@ class Scenario:
     """The step of attempt 1 at which the replicas begin to differ."""
     nonfinite: frozenset[tuple[int, int]] = frozenset()
     """(attempt, step) whose update is withheld."""
+    glitches: frozenset[tuple[int, int]] = frozenset()
+    """(attempt, step) that are non-finite once: the same batch is finite when it is measured again."""
+    diagnosis: str = "Measured"
+    """What becomes of the measurement on the held state: Measured, Late, Refused or Unusable."""
     action: str = "Rollback"
-    answers: tuple[tuple[str, str], ...] = ()
+    answers: tuple[tuple[str, str] | tuple[str, str, Wishes], ...] = ()
     """What a person asks for, one after the other: each as soon as the given action is next in the journal."""
+    approval: int | None = None
+    """How many ticks a plan waits for its approval; None: it needs none."""
     refuses_skips: bool = False
     """Whether the trainer stands further than it says: every new skip begins in what it has trained."""
     holds_on_nonfinite: bool = True
@@ -106,6 +114,10 @@ class Outside(Protocol):
 
     def check_restore(self, directive: Directive, target: CheckpointReference) -> None:
         """A world is about to restore."""
+        ...
+
+    def measured(self, world: "PlayedWorld", diagnose: Diagnose) -> None:
+        """A held world measures its own state."""
         ...
 
 
@@ -180,18 +192,7 @@ class PlayedWorld:
             self.directive = directive
             self.say(*self.said)
             return
-        standing = Standing(
-            attempt=self.attempt,
-            ready=self.ready,
-            tried=frozenset(self.tried),
-            step=self.step,
-            steps=self.run.scenario.steps,
-            ledger=self.ledger,
-            self_held=self.self_held,
-        )
-        instruction = instruct(standing, directive)
-        if self.run.scenario.refuses_skips and self.ready and SkipLedger(directive.skip) != self.ledger:
-            instruction = Refusal(Reason.RANGE_ALREADY_TRAINED, "the windows to skip were trained")
+        instruction = self.instruction(directive)
         if isinstance(instruction, Refusal):
             self.run.refusals.append(f"{directive.action} of attempt {directive.attempt}: {instruction.detail}")
             self.run.acked(
@@ -219,6 +220,25 @@ class PlayedWorld:
         self.self_held = False
         if self.step < self.run.scenario.steps:
             self.say(AckState.RUNNING)
+
+    def instruction(self, directive: Directive) -> Instruction | Refusal:
+        """What the directive means, unless this trainer refuses it."""
+        scenario = self.run.scenario
+        if scenario.refuses_skips and self.ready and SkipLedger(directive.skip) != self.ledger:
+            return Refusal(Reason.RANGE_ALREADY_TRAINED, "the windows to skip were trained")
+        here = directive.attempt == self.attempt and self.ready
+        if here and directive.diagnose is not None and scenario.diagnosis == "Refused":
+            return Refusal(None, "this trainer measures nothing")
+        standing = Standing(
+            attempt=self.attempt,
+            ready=self.ready,
+            tried=frozenset(self.tried),
+            step=self.step,
+            steps=scenario.steps,
+            ledger=self.ledger,
+            self_held=self.self_held,
+        )
+        return instruct(standing, directive)
 
     def initialise(self, directive: Directive) -> None:
         self.attempt, self.ready = directive.attempt, True
@@ -251,8 +271,14 @@ class PlayedWorld:
             self.say(AckState.RESTORED, checkpoint=self.restored)
         else:
             reason = Reason.NON_FINITE if self.self_held else ""
-            self.say(AckState.HOLDING, reason=reason, replicas=ReplicaReport(agree=not self.differs))
-        if directive.diagnose is not None and self.ready:
+            self.say(AckState.HOLDING, reason=reason, replicas=ReplicaReport(agree=not self.differs), nonfinite=())
+        if directive.diagnose is None or not self.ready:
+            return
+        if self.restored is not None and self.restored.step == self.step:
+            self.say(AckState.DIAGNOSED, checkpoint=self.restored)
+            return
+        self.run.measured(self, directive.diagnose)
+        if self.run.scenario.diagnosis != "Late":
             self.say(AckState.DIAGNOSED)
 
     def train(self) -> None:
@@ -269,13 +295,13 @@ class PlayedWorld:
         if self.attempt == 1 and step == scenario.mismatch:
             self.differs = True
         shows = self.spoiled and scenario.latent is not None and step >= scenario.latent[1]
-        nonfinite = (self.attempt, step) in scenario.nonfinite
+        nonfinite = (self.attempt, step) in scenario.nonfinite | scenario.glitches
         line = Line(window, window in scenario.damaged or shows, nonfinite, self.differs)
         self.run.published(self.attempt, step, line)
         self.step = step
         if nonfinite and self.directive is not None and self.directive.on_nonfinite is OnNonFinite.HOLD:
             self.training, self.self_held = False, True
-            self.say(AckState.HOLDING, reason=Reason.NON_FINITE, replicas=ReplicaReport(agree=True))
+            self.say(AckState.HOLDING, reason=Reason.NON_FINITE, replicas=ReplicaReport(agree=True), nonfinite=())
         elif step % scenario.checkpoint_every == 0 and step < scenario.steps and not self.differs and not nonfinite:
             self.save()
 

@@ -6,7 +6,7 @@ from trimtab_contract.directives import Action
 from trimtab_contract.journal import JournalRecord, Phase, effective, verify_chain
 from trimtab_operator.journal_fold import fold_all
 from trimtab_operator.remediation import check_transition
-from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
+from trimtab_operator.run_state import CheckpointState, JournalAction, RequestAction, RequestState, RunPhase, RunState
 
 
 def check(run: ScriptedRun, *, refuses: bool = False) -> None:
@@ -54,6 +54,7 @@ def _check_skips(run: ScriptedRun, state: RunState, counted: tuple[JournalRecord
                 for window in range(first, last + 1):
                     skipped_from.setdefault(window, directive.attempt)
     if state.phase in {RunPhase.PROBATION, RunPhase.WATCHING, RunPhase.COMPLETED}:
+        found += _asked(state)
         final = SkipLedger(ledger)
         assert all(window in final for first, last in found for window in range(first, last + 1))
         assert ledger == SkipLedger.of(tuple(found)).ranges, "something else than what was found is skipped"
@@ -94,3 +95,9 @@ def decisions(run: ScriptedRun) -> list[tuple[object, ...]]:
         )
         for incident in (*state.closed, *((state.incident,) if state.incident else ()))
     ]
+
+
+def _asked(state: RunState) -> list[tuple[int, int]]:
+    """The windows that people were promised to have skipped."""
+    skips = [one for one in state.requests if one.action is RequestAction.SKIP]
+    return [one.skip for one in skips if one.skip is not None and one.state is not RequestState.REFUSED]

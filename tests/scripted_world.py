@@ -15,6 +15,7 @@ from trimtab_contract.directives import (
     Ack,
     AckState,
     CheckpointReference,
+    Diagnose,
     Directive,
     decode,
     encode,
@@ -24,7 +25,7 @@ from trimtab_contract.journal import JournalRecord, Phase, effective, parse_reco
 from trimtab_contract.keys import RunId
 from trimtab_operator.adapters.ports import Appended
 from trimtab_operator.errors import StoreUnavailable
-from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings
+from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, WithheldStep
 from trimtab_operator.journal_fold import fold_all
 from trimtab_operator.observation import (
     Acks,
@@ -44,6 +45,7 @@ from trimtab_operator.run_state import (
     CheckpointState,
     JournalAction,
     RequestAction,
+    RunPhase,
     RunState,
 )
 from trimtab_trainer.directives import Inbox
@@ -52,6 +54,8 @@ POLICY = PolicyIdentity(kind="GuardPolicy", namespace="lab", name="guard", uid="
 THRESHOLD = 5.0
 HEALTHY, BAD = 2.0, 9.0
 FOR_RECORDS = 3
+DIAGNOSIS_TICKS = 5
+"""How long a held world may measure."""
 FINAL_CHECK_TICKS = 4
 """How long a finished run waits for its last checkpoint to be read back."""
 
@@ -110,6 +114,8 @@ class ScriptedRun:
         self.acks: list[Ack] = []
         self.records: dict[tuple[int, int], Line] = {}
         self.trained: list[tuple[int, int, int]] = []
+        self.suspects: dict[tuple[int, tuple[int, int]], tuple[int, ProbeEvidence]] = {}
+        """By attempt and windows: the tick at which a held world began to measure, and what it found."""
         self.refusals: list[str] = []
         self.violations: list[str] = []
         self.announced: list[JournalRecord] = []
@@ -225,6 +231,27 @@ class ScriptedRun:
         elif not _survived(state, directive.attempt, known):
             self.violations.append(f"attempt {directive.attempt} restores {target.key} of an abandoned attempt")
 
+    def measured(self, world: PlayedWorld, diagnose: Diagnose) -> None:
+        """A held world measures its own state, forward only."""
+        nonfinite = {
+            line.window
+            for (attempt, step), line in self.records.items()
+            if line.nonfinite and (attempt, step) not in self.scenario.glitches
+        }
+        usual = BAD if world.spoiled else HEALTHY
+
+        def loss(window: int) -> float | None:
+            return None if window in nonfinite else BAD if window in self.scenario.damaged else usual
+
+        first, last = diagnose.windows
+        probe = ProbeEvidence(
+            attempt=world.attempt,
+            state=None,
+            windows=tuple((window, loss(window)) for window in range(first, last + 1)),
+            control=tuple((window, loss(window)) for window in diagnose.control),
+        )
+        self.suspects.setdefault((world.attempt, diagnose.windows), (self.ticks, probe))
+
     # What is seen ----------------------------------------------------------------------------------------------------
 
     def written(self, record: JournalRecord) -> None:
@@ -233,12 +260,16 @@ class ScriptedRun:
             self.opened_at = self.operations - 1
         answers = self.scenario.answers[len(self.requests) :]
         if answers and answers[0][0] == record.action and record.phase is not Phase.RESULT:
-            self.ask(answers[0][1])
+            _, action, *wishes = answers[0]
+            self.ask(action, **({"wishes": wishes[0]} if wishes else {}))
         self.on_record(record)
 
     def ask(self, action: str, **changes: Any) -> None:
-        """A person creates a RunRequest."""
+        """A person creates a RunRequest; an approval names the plan that is shown, unless it names another."""
         uid = f"request-{len(self.requests) + 1}"
+        incident = self.state.incident
+        if action == "Approve" and incident is not None and incident.plan is not None:
+            changes.setdefault("plan_hash", incident.plan.hash)
         asked: dict[str, Any] = {"uid": uid, "name": uid, "by": "ada", "reason": "seen and understood", **changes}
         self.requests.append(Request(action=RequestAction(action), **asked))
 
@@ -299,9 +330,13 @@ class ScriptedRun:
                 for one in unknown
             ),
             probe=self._probe(state, acks),
+            **self._suspect(state, acks),
+            withheld=self._withheld(state, judged),
             hold_on_nonfinite=self.scenario.holds_on_nonfinite,
             final_check_over=acks.finished is not None and self.ticks - acks.finished.time >= FINAL_CHECK_TICKS,
             requests=tuple(self.requests),
+            remediation=self._settings(),
+            last_step=self.scenario.steps,
             automation_held=self.automation,
             notices=self.notices,
         )
@@ -368,15 +403,19 @@ class ScriptedRun:
             first_bad_step=first,
             fired_step=fired,
             flagged=(self.records[attempt, first].window, self.records[attempt, fired].window),
-            remediation=RemediationSettings(
-                margin=self.scenario.margin,
-                before=self.scenario.before,
-                after=2,
-                probe=16,
-                probation_steps=self.scenario.probation,
-                margin_factor=self.scenario.margin_factor,
-            ),
+            remediation=self._settings(),
             rule_text={},
+        )
+
+    def _settings(self) -> RemediationSettings:
+        return RemediationSettings(
+            margin=self.scenario.margin,
+            before=self.scenario.before,
+            after=2,
+            probe=16,
+            probation_steps=self.scenario.probation,
+            margin_factor=self.scenario.margin_factor,
+            approval_seconds=self.scenario.approval,
         )
 
     def _probe(self, state: RunState, acks: Acks) -> ProbeEvidence | None:
@@ -396,6 +435,26 @@ class ScriptedRun:
             ),
             control=tuple((window, control) for window in directive.diagnose.control),
         )
+
+    def _suspect(self, state: RunState, acks: Acks) -> dict[str, Any]:
+        """What is known of the measurement on the held state."""
+        directive, diagnosed = state.directive, acks.diagnosed
+        if state.phase is not RunPhase.DIAGNOSING or directive is None or directive.diagnose is None:
+            return {}
+        began, probe = self.suspects.get((state.attempt, directive.diagnose.windows), (self.ticks, None))
+        late = {"diagnosis_late": self.ticks - began >= DIAGNOSIS_TICKS}
+        answered = diagnosed is not None and diagnosed.attempt == state.attempt and diagnosed.checkpoint is None
+        if not answered or self.scenario.diagnosis == "Late":
+            return late
+        if self.scenario.diagnosis == "Unusable":
+            return {"suspect_problem": "the probe's SHA-256 is not the one the trainer named"}
+        return {"suspect": probe}
+
+    def _withheld(self, state: RunState, judged: int) -> WithheldStep | None:
+        line = self.records.get((state.attempt, judged))
+        if line is None or not line.nonfinite:
+            return None
+        return WithheldStep(step=judged, window=line.window, loss_finite=False)
 
 
 def directive_of(wire: Any) -> Directive:

@@ -255,14 +255,31 @@ def refusal(run: ScriptedRun) -> str:
     return refused.message
 
 
-@pytest.mark.parametrize("action", ["Resume", "Rollback"])
-@pytest.mark.parametrize("when", ["WorldRunning", "StartWorld", "TargetSelected"])
-def test_a_run_that_nobody_is_asked_about_is_neither_resumed_nor_rolled_back(action: str, when: str) -> None:
+LEGAL_WHEN = {
+    "StartWorld": ("Pending", "Skip and Stop"),
+    "WorldRunning": ("Watching", "Hold, Rollback, Skip and Stop"),
+    "TargetSelected": ("Restoring", "Skip and Stop"),
+    "Restored": ("DiagnosingRestored", "Stop"),
+}
+
+
+@pytest.mark.parametrize("action", ["Resume", "Approve", "Reject"])
+@pytest.mark.parametrize("when", LEGAL_WHEN)
+def test_a_run_that_nobody_is_asked_about_takes_no_answer(action: str, when: str) -> None:
     run = play(replace(DAMAGED, answers=((when, action),)))
     check(run)
     assert run.state.phase is RunPhase.COMPLETED
-    assert refusal(run).startswith(f"{action} is refused in phase ")
-    assert refusal(run).endswith("what is legal there: Stop")
+    phase, legal = LEGAL_WHEN[when]
+    assert refusal(run) == f"{action} is refused in phase {phase}; what is legal there: {legal}"
+
+
+@pytest.mark.parametrize("when", ["StartWorld", "TargetSelected"])
+def test_a_run_that_starts_or_is_taken_back_already_is_not_rolled_back(when: str) -> None:
+    run = play(replace(DAMAGED, answers=((when, "Rollback"),)))
+    check(run)
+    assert run.state.phase is RunPhase.COMPLETED
+    assert refusal(run).startswith("Rollback is refused in phase ")
+    assert refusal(run).endswith("what is legal there: Skip and Stop")
 
 
 def test_a_hold_that_a_rule_rolls_back_is_not_resumed() -> None:
@@ -270,7 +287,7 @@ def test_a_hold_that_a_rule_rolls_back_is_not_resumed() -> None:
     check(run)
     assert run.state.phase is RunPhase.COMPLETED
     assert refusal(run) == (
-        "Resume is refused in phase Holding: the rule that fired asks for Rollback; what is legal there: Stop"
+        "Resume is refused in phase Holding: the rule that fired asks for Rollback; what is legal there: Skip and Stop"
     )
 
 
@@ -293,7 +310,7 @@ def test_a_person_cannot_resume_a_run_whose_world_is_gone_while_they_were_asked(
     check(run)
     assert run.state.phase is RunPhase.NEEDS_HUMAN
     assert refusal(run) == (
-        "Resume is refused in phase NeedsHuman: no world holds that could go on; what is legal there: Rollback and Stop"
+        "Resume is refused in phase NeedsHuman: no world holds that could go on; what is legal there: Rollback, Skip and Stop"
     )
 
 
@@ -307,7 +324,7 @@ def test_a_run_that_no_rule_stopped_has_nothing_to_go_back_behind() -> None:
     scenario = Scenario(nonfinite=stuck, fires_on_nonfinite=False, answers=(("NeedsHuman", "Rollback"),))
     run = play(scenario, on_tick=fate)
     check(run)
-    assert "no rule has fired, so there is nothing to go back behind" in refusal(run)
+    assert "no rule has fired, so nothing is known to be damaged and the plan would change nothing" in refusal(run)
 
 
 def test_a_request_is_answered_once_however_often_it_is_seen() -> None:
