@@ -317,6 +317,8 @@ def chart_values(**changes: Any) -> Json:
         "audit": {"endpoint": S3_IN_CLUSTER},
         "leaseSeconds": 6,
         "resyncSeconds": 5,
+        # The tests break many jobs on purpose, one after the other.
+        "breaker": {"enabled": False},
         "resources": {"requests": {"memory": None}, "limits": {"memory": None}},
         **changes,
     }

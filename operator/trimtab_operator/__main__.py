@@ -11,18 +11,23 @@ from urllib.parse import quote
 
 import kopf
 import structlog
+from prometheus_client import REGISTRY
 
 from trimtab_operator import handlers, health
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.lease import LeaderLease
 from trimtab_operator.adapters.redis import RedisBus
 from trimtab_operator.adapters.s3 import S3CheckpointStores, S3Credentials, S3JournalStore, S3Location
+from trimtab_operator.adapters.webhook import HttpWebhook
 from trimtab_operator.errors import AuditStoreUnfit, Fenced, InvalidSettings, OperatorError, TemporaryError
 from trimtab_operator.journal import Identity
+from trimtab_operator.notifier import Notifier
+from trimtab_operator.oversight import Oversight
 from trimtab_operator.reconciler import Ports
 from trimtab_operator.settings import Settings, load_settings
 from trimtab_operator.supervisor import Supervisor
 from trimtab_operator.tasks import end_tasks
+from trimtab_operator.telemetry import Telemetry
 
 RETRY_SECONDS = 2.0
 END_SECONDS = 8.0
@@ -131,6 +136,8 @@ async def _lead(
     log.info("waiting for the lease", lease=settings.lease_name)
     epoch = await lease.acquire()
     log.info("leading", epoch=epoch)
+    webhook = HttpWebhook(settings.webhook_url) if settings.webhook_url is not None else None
+    notifier = Notifier(webhook, may_send=lease.valid) if webhook is not None else None
     identity = Identity(settings.service_account, settings.pod_name, settings.pod_uid, settings.image)
     ports = Ports(
         cluster=cluster,
@@ -142,6 +149,7 @@ async def _lead(
         defaults=settings.workload,
         resync_seconds=settings.resync_seconds,
         namespaces=settings.watch_namespaces,
+        oversight=Oversight(settings.breaker, telemetry=Telemetry(REGISTRY), notifier=notifier),
     )
     supervisor = Supervisor(ports)
     registry = kopf.OperatorRegistry()
@@ -151,6 +159,7 @@ async def _lead(
         asyncio.create_task(lease.keep(), name="lease"),
         asyncio.create_task(supervisor.resync(), name="resync"),
         asyncio.create_task(_end_orphans(supervisor), name="orphans"),
+        *((asyncio.create_task(notifier.work(), name="notices"),) if notifier is not None else ()),
     ]
     watch = asyncio.create_task(
         kopf.operator(
@@ -170,6 +179,8 @@ async def _lead(
         watch.cancel()  # once: it ends tasks of its own, which takes a while
         await asyncio.gather(end_tasks(*tasks), supervisor.close())
         await asyncio.gather(watch, return_exceptions=True)
+        if webhook is not None:
+            await webhook.close()
 
 
 def _end_in_time() -> None:

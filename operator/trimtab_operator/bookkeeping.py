@@ -20,7 +20,7 @@ def next_record(state: RunState, observation: Observation) -> Command | None:
     """The next fact the journal lacks, in a fixed order, or None."""
     return (
         _accept_guard(state, observation)
-        or _told(state, observation)
+        or told(state, observation)
         or _refusal(state, observation)
         or _blindness(state, observation)
         or _note(state, observation)
@@ -100,7 +100,7 @@ def _accept_guard(state: RunState, observation: Observation) -> Command | None:
     )
 
 
-def _told(state: RunState, observation: Observation) -> Command | None:
+def told(state: RunState, observation: Observation) -> Command | None:
     """What people were told, or could not be: a new operator does not say it again."""
     owed = {notice.id: notice for notice in state.owed}
     for outcome in observation.notices:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 
-async def serve(port: int, ready: Callable[[], bool]) -> web.AppRunner:
+async def serve(port: int, ready: Callable[[], bool], registry: CollectorRegistry = REGISTRY) -> web.AppRunner:
     """Serve `/healthz`, `/readyz` and `/metrics`; the returned runner is cleaned up by the caller.
 
     `/healthz` answers while the event loop turns. `/readyz` answers when the process can lead as soon as the Lease is
@@ -20,7 +20,7 @@ async def serve(port: int, ready: Callable[[], bool]) -> web.AppRunner:
         return web.Response(text="ok\n") if ready() else web.Response(status=503, text="not ready\n")
 
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     application = web.Application()
     application.router.add_get("/healthz", healthz)

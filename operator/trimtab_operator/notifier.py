@@ -85,7 +85,11 @@ class Notifier:
     async def _work(self) -> None:
         while True:
             letter = await self._queue.get()
-            outcome = await self._send(letter)
+            try:
+                outcome = await self._send(letter)
+            except Exception:
+                log.exception("defect", run=str(letter.run or ""), kind=letter.notice.kind)
+                outcome = NoticeOutcome(id=letter.notice.id, delivered=False, message="given up: a defect")
             if outcome is None:
                 self._known.pop(letter.key, None)  # owed still, and offered again by whoever leads
                 continue

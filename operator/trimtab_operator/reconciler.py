@@ -6,7 +6,7 @@ starts a reconcile, which reads the TrainingJob afresh and asks `remediation.adv
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -23,7 +23,8 @@ from trimtab_operator.adapters.ports import (
     KubernetesObject,
     Lease,
 )
-from trimtab_operator.commands import Append, Draft, Perform
+from trimtab_operator.anchors import RETRY_SECONDS, AnchorKeeper
+from trimtab_operator.commands import Append, Command, Draft, Perform
 from trimtab_operator.effects import Surroundings, ensure_user, perform, publish
 from trimtab_operator.errors import (
     BusUnavailable,
@@ -35,18 +36,20 @@ from trimtab_operator.errors import (
 )
 from trimtab_operator.finish_watch import FinishWatch, waits_for
 from trimtab_operator.guards import load_texts
-from trimtab_operator.journal import Identity, RunJournal, wall_time
+from trimtab_operator.journal import Identity, RunJournal, Voucher, wall_time
 from trimtab_operator.judge import Judge
 from trimtab_operator.metric_watch import MetricWatch
 from trimtab_operator.observation import Acks, MissingMetric, PodsState
 from trimtab_operator.observer import Observer, Surveyed
-from trimtab_operator.progress import FinalCheckClock, ProgressClock, TrainingClock
+from trimtab_operator.oversight import Oversight
+from trimtab_operator.progress import DiagnosisClock, FinalCheckClock, ProgressClock, TrainingClock
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.records import BATCH, RecordFeed, Rejections
 from trimtab_operator.remediation import advance
 from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
+from trimtab_operator.signatures import AnchorSigner
 from trimtab_operator.status import ConditionRow
 from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
@@ -57,6 +60,9 @@ STARTING_SECONDS = 3.0
 cannot start."""
 MAX_COMMANDS = 500
 """More commands than one reconcile can ever need; reaching it is a defect, and ends the reconcile loudly."""
+
+_ENDS = frozenset({JournalAction.INCIDENT_CLOSED, JournalAction.COMPLETED})
+"""What is written only when the anchor knows all before it, so that whoever reads that it went well can prove it."""
 
 _TRAINING = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
 _STANDING = frozenset({AckState.HOLDING, AckState.FINISHED})
@@ -78,6 +84,8 @@ class Ports:
     resync_seconds: float
     namespaces: tuple[str, ...] = ()
     """The only ones whose runs are looked after; empty: all."""
+    signer: AnchorSigner | None = None
+    oversight: Oversight = field(default_factory=Oversight)
 
     def watches(self, namespace: str) -> bool:
         """Whether runs of this namespace are ours; others may share Redis and the audit bucket."""
@@ -88,6 +96,10 @@ class LeaseLost(TemporaryError):
     """The right to act has run out for now; nothing may be written until it is renewed."""
 
 
+class AnchorPending(TemporaryError):
+    """The last record of a run is written and cannot be anchored now."""
+
+
 class RunReconciler:
     """Keeps one run steady until it is deleted."""
 
@@ -96,6 +108,8 @@ class RunReconciler:
         self.gone = False
         self._ports = ports
         self._journal = RunJournal(ports.journal, run, ports.identity)
+        self._anchors = AnchorKeeper(ports.cluster, run, ports.signer)
+        self._end_written = False
         self._judge = Judge()
         self._rejections = Rejections(run)
         self._feed = RecordFeed(ports.bus, run, self._rejections)
@@ -108,6 +122,8 @@ class RunReconciler:
         self._trained = TrainingClock()
         self._finish = FinishWatch()
         self._final_check = FinalCheckClock()
+        self._diagnosis = DiagnosisClock()
+        self._late = False
         self._hung = ""
         self._bus_answers = True
         self._woken = asyncio.Event()
@@ -128,21 +144,23 @@ class RunReconciler:
         Raises LeaseLost without the Lease: a higher epoch than the journal's would fence the operator that leads.
         """
         self._check_lease()
-        await self._journal.take_over(self._ports.lease.epoch, await self._vouched())
+        await self._journal.take_over(self._ports.lease.epoch, *await self._vouchers())
+        self._ports.oversight.known(self.run, self.state)
         await load_texts(self._ports.journal, self.state, self._judge.texts)
         self._woken.set()
 
-    async def _vouched(self) -> tuple[int, str] | None:
-        """The newest record that the TrainingJob's status knows; None when the job is gone or says nothing."""
+    async def _vouchers(self) -> tuple[Voucher, ...]:
+        """What is known of the journal outside its bucket: by its anchor, and by the TrainingJob's status."""
+        anchored = await self._anchors.voucher()
         try:
             body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
         except NotFound:
-            return None
+            body = {"metadata": {"uid": ""}}
         status: KubernetesObject = body.get("status") or {}
         known: KubernetesObject = status.get("journal") or {}
-        if body["metadata"]["uid"] != self.run.uid or not known:
-            return None
-        return int(known["seq"]), str(known["hash"])
+        own = body["metadata"]["uid"] == self.run.uid
+        told = Voucher(int(known["seq"]), str(known["hash"]), "the TrainingJob's status") if own and known else None
+        return tuple(voucher for voucher in (anchored, told) if voucher is not None)
 
     async def refuse(self, error: JournalBroken) -> None:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""
@@ -151,6 +169,8 @@ class RunReconciler:
 
     async def turn(self) -> None:
         """Wait for news, judge it, and reconcile when something changed; raises temporary errors and Fenced."""
+        if self._ports.lease.valid():  # first, for it depends neither on Redis nor on S3
+            await self._anchors.keep(time.monotonic(), self.state)
         try:
             await self._turn()
         except TemporaryError as error:
@@ -198,7 +218,7 @@ class RunReconciler:
 
     async def _read_bus(self) -> bool:
         """Take in acks and records; whether anything changed that a decision may depend on."""
-        before = _said(self._acks)
+        before, late = _said(self._acks), self._late
         try:
             await self._read_acks()
             await self._read_records()
@@ -212,7 +232,13 @@ class RunReconciler:
             now = time.monotonic()
             self._hung = self._progress.observe(now, world.number, self._acks.latest, bus_answers=self._bus_answers)
         self._judge.listen(self._trained.observe(time.monotonic(), training=self._trains()), self.state)
-        return before != after or hung != self._hung or self._verdict_changed()
+        self._late = self._diagnosis.observe(
+            time.monotonic(),
+            self.state.directive,
+            waits=self.state.phase is RunPhase.DIAGNOSING,
+            bus_answers=self._bus_answers,
+        )
+        return before != after or hung != self._hung or late != self._late or self._verdict_changed()
 
     def _trains(self) -> bool:
         """Whether records should be coming, and would be heard."""
@@ -301,7 +327,8 @@ class RunReconciler:
         self._check_lease()
         missing = self._missing_metrics(surveyed, job)
         waiting = self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers))
-        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing, waiting)
+        pending = self._anchors.problem
+        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing, waiting, pending)
 
     def _finish_pending(self, trouble: str) -> str:
         """What a finished world has waited for so long that people must hear of it, or nothing."""
@@ -318,6 +345,7 @@ class RunReconciler:
         surveyed = await self._observer.survey(job, self.state, self._judge)
         await self._read_records()  # the archive can be read from now on
         for _ in range(MAX_COMMANDS):
+            await self._journal.keep_snapshot()
             observation = await self._observer.observe(
                 surveyed,
                 job=self.run.name,
@@ -330,11 +358,17 @@ class RunReconciler:
                 final_check_over=self._final_check.observe(
                     time.monotonic(), self._acks.finished, self._judge.judged_step
                 ),
+                diagnosis_late=self._late,
             )
-            command = advance(self.state, observation)
+            oversight = self._ports.oversight
+            held, outcomes = oversight.held(), oversight.outcomes(self.run, self.state)
+            command = advance(self.state, replace(observation, automation_held=held, notices=outcomes))
             if command is None:
+                oversight.tell(self.run, self.state, observation.now)
                 return surveyed
             self._check_lease()
+            if not await self._anchored_for(command):
+                return surveyed
             if isinstance(command, Append):
                 await self._append(command.draft)
             else:
@@ -345,8 +379,19 @@ class RunReconciler:
         message = f"run {self.run}: no end after {MAX_COMMANDS} commands"
         raise OperatorError(message)
 
+    async def _anchored_for(self, command: Command) -> bool:
+        """Whether a command may be carried out now: the end of an incident or of the run waits for the anchor."""
+        if not isinstance(command, Append) or command.draft.action not in _ENDS:
+            return True
+        if await self._anchors.write(self.state):
+            return True
+        self._next_resync = min(self._next_resync, time.monotonic() + RETRY_SECONDS)
+        return False
+
     async def _append(self, draft: Draft) -> JournalRecord:
+        before = self.state
         record = await self._journal.append(draft)
+        self._ports.oversight.recorded(self.run, before, record, self.state)
         log.info("journal", run=str(self.run), seq=record.seq, action=record.action, phase=record.phase)
         self._untold.append(record)
         return record
@@ -403,12 +448,27 @@ class RunReconciler:
         return body
 
     async def end(self, outcome: str) -> None:
-        """Journal that the TrainingJob is gone; data and trail stay."""
+        """Journal that the TrainingJob is gone, and anchor that; data and trail stay. Raises temporary errors."""
         self._check_lease()
-        identity = f"run/{JournalAction.RUN_ENDED}"
-        reason = {"message": "the TrainingJob was deleted; its checkpoints and this trail stay"}
-        await self._journal.append(Draft(action=JournalAction.RUN_ENDED, id=identity, outcome=outcome, reason=reason))
+        if not self._end_written:
+            identity = f"run/{JournalAction.RUN_ENDED}"
+            reason = {"message": "the TrainingJob was deleted; its checkpoints and this trail stay"}
+            draft = Draft(action=JournalAction.RUN_ENDED, id=identity, outcome=outcome, reason=reason)
+            await self._journal.append(draft)
+            self._end_written = True
+        await self._anchor_end()
         self.gone = True
+
+    async def finish_end(self) -> None:
+        """Anchor the end of a run whose last record another operator wrote; raises JournalBroken and temporary ones."""
+        self._check_lease()
+        await self._journal.read_vouched(await self._vouchers())
+        await self._anchor_end()
+
+    async def _anchor_end(self) -> None:
+        anchored = await self._anchors.write(self.state, ended=True)
+        if not anchored and not self._anchors.lost:
+            raise AnchorPending(self._anchors.problem)
 
 
 def _said(acks: Acks) -> tuple[object, ...]:

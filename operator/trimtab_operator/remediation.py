@@ -55,7 +55,7 @@ def advance(state: RunState, observation: Observation) -> Command | None:
     if state.pending is not None:
         return Perform(state.pending)
     if state.ended:
-        return requests.next_command(state, observation)
+        return requests.next_command(state, observation) or bookkeeping.told(state, observation)
     for decide in (*_IN_EVERY_PHASE, _PHASES[state.phase]):
         command = decide(state, observation)
         if command is not None:

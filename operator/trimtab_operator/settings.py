@@ -1,11 +1,13 @@
 """The operator's settings, from the environment variables that the chart sets."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from trimtab_operator.breaker import BreakerSettings
 from trimtab_operator.errors import InvalidSettings
 from trimtab_operator.workload import WorkloadDefaults
 
@@ -45,6 +47,13 @@ class Settings(BaseSettings):
     resync_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    webhook_url: SecretStr | None = None
+    """Where people are told; whoever knows it may post there."""
+    breaker_enabled: bool = True
+    breaker_min_runs: Annotated[int, Field(ge=2, le=10_000)] = 3
+    breaker_min_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    breaker_window_seconds: Annotated[int, Field(ge=10, le=86_400)] = 300
+    breaker_quiet_seconds: Annotated[int, Field(ge=10, le=86_400)] = 900
 
     @field_validator("watch_namespaces", mode="before")
     @classmethod
@@ -63,6 +72,36 @@ class Settings(BaseSettings):
             message = "must not be empty"
             raise ValueError(message)
         return value
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _address(cls, value: SecretStr | None) -> SecretStr | None:
+        """Absent when empty; nothing of it is repeated in an error."""
+        text = value.get_secret_value() if value is not None else ""
+        if text and not re.fullmatch(r"https?://[^/@\s]+(/\S*)?", text):
+            message = "must be an http:// or https:// address without user or password"
+            raise ValueError(message)
+        return value if text else None
+
+    @field_validator("breaker_quiet_seconds")
+    @classmethod
+    def _no_shorter_than_the_window(cls, value: int, info: ValidationInfo) -> int:
+        window = int(info.data.get("breaker_window_seconds", 0))
+        if value < window:
+            message = f"must be at least TRIMTAB_BREAKER_WINDOW_SECONDS, which is {window}"
+            raise ValueError(message)
+        return value
+
+    @property
+    def breaker(self) -> BreakerSettings:
+        """When many failing runs are the platform's failure."""
+        return BreakerSettings(
+            enabled=self.breaker_enabled,
+            min_runs=self.breaker_min_runs,
+            min_share=self.breaker_min_share,
+            window_seconds=float(self.breaker_window_seconds),
+            quiet_seconds=float(self.breaker_quiet_seconds),
+        )
 
     @property
     def workload(self) -> WorkloadDefaults:

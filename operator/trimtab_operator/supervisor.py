@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import structlog
+from trimtab_contract.anchors import Anchor
 from trimtab_contract.errors import ContractError
 from trimtab_contract.journal import parse_record
 from trimtab_contract.keys import RunId, redis_user, redis_user_namespace
 
-from trimtab_operator.errors import Fenced, JournalBroken, OperatorError, TemporaryError
+from trimtab_operator.errors import Fenced, InvalidResource, JournalBroken, OperatorError, TemporaryError
 from trimtab_operator.policy_reporter import report_policy
 from trimtab_operator.reconciler import Ports, RunReconciler
+from trimtab_operator.resources import parse_journal_anchor
 from trimtab_operator.run_state import JournalAction
 from trimtab_operator.tasks import end_tasks
 
@@ -31,6 +33,8 @@ class Supervisor:
         self._runs: dict[RunId, RunReconciler] = {}
         self._tasks: dict[RunId, asyncio.Task[None]] = {}
         self._reports: set[asyncio.Task[None]] = set()
+        ports.oversight.wake_all = lambda: self.wake(None)
+        ports.oversight.wake = self._wake_run
 
     @property
     def runs(self) -> Mapping[RunId, RunReconciler]:
@@ -49,6 +53,7 @@ class Supervisor:
             self._runs[run].wake()
             return
         reconciler = RunReconciler(run, self._ports)
+        self._ports.oversight.seen(run)
         self._runs[run] = reconciler
         self._tasks[run] = asyncio.create_task(self._keep(reconciler), name=str(run))
 
@@ -73,12 +78,18 @@ class Supervisor:
             if namespace in {None, run.namespace} and name in {None, run.name}:
                 reconciler.wake()
 
+    def _wake_run(self, run: RunId) -> None:
+        if run in self._runs:
+            self._runs[run].wake()
+
     async def resync(self) -> None:
         """For ever: see every job again, so that a lost event delays things and loses nothing."""
         while True:
             try:
                 for body in await self._ports.cluster.training_jobs():
                     self.see(body)
+                self._ports.oversight.listed()
+                self._ports.oversight.refresh()
                 for body in await self._ports.cluster.guard_policies():
                     await self._report_policy(body)
                 await self._sweep_users()
@@ -89,23 +100,42 @@ class Supervisor:
     async def end_orphans(self) -> None:
         """Runs whose TrainingJob went away while no operator looked get their last record."""
         # In this order: a run with a journal whose job is not listed afterwards is gone, and not merely new.
-        runs = await self._ports.journal.runs()
+        anchors = await self._anchors()
+        runs = sorted({*await self._ports.journal.runs(), *anchors})
         living = {str(body["metadata"]["uid"]) for body in await self._ports.cluster.training_jobs()}
         for run in runs:
             if run.uid in living or run in self._runs or not self._ports.watches(run.namespace):
                 continue
+            anchor = anchors.get(run)
+            if anchor is not None and anchor.ended:
+                continue  # nothing of its journal, which may be long, need be looked at
             try:
-                await self._end_orphan(run)
+                await self._end_orphan(run, anchor)
             except (Fenced, TemporaryError):
                 raise
             except (OperatorError, ContractError) as error:
                 log.warning("an orphaned run cannot be ended", run=str(run), error=str(error))
 
-    async def _end_orphan(self, run: RunId) -> None:
+    async def _anchors(self) -> dict[RunId, Anchor]:
+        found: dict[RunId, Anchor] = {}
+        for body in await self._ports.cluster.journal_anchors():
+            try:
+                run, anchor = parse_journal_anchor(body)
+            except InvalidResource as error:
+                log.warning("an anchor is passed over", error=str(error))
+            else:
+                found[run] = anchor
+        return found
+
+    async def _end_orphan(self, run: RunId, anchor: Anchor | None) -> None:
         last = await self._ports.journal.last(run)
-        if last is None or parse_record(last).action == JournalAction.RUN_ENDED:
+        ended = last is not None and parse_record(last).action == JournalAction.RUN_ENDED
+        if anchor is None and (last is None or ended):
             return
         reconciler = RunReconciler(run, self._ports)
+        if ended:
+            await reconciler.finish_end()
+            return
         await reconciler.open()
         await reconciler.end("Deleted")
 
@@ -133,6 +163,7 @@ class Supervisor:
             except JournalBroken as error:
                 failures, opened = failures + 1, False
                 log.warning("run not taken", run=str(reconciler.run), error=str(error))
+                self._ports.oversight.broken(reconciler.run, str(error))
                 await reconciler.refuse(error)
                 await _back_off(failures + len(RETRY_SECONDS))
             except OperatorError as error:
@@ -147,6 +178,7 @@ class Supervisor:
                 reconciler.wake()
         self._runs.pop(reconciler.run, None)
         self._tasks.pop(reconciler.run, None)
+        self._ports.oversight.gone(reconciler.run)
 
     def _fail(self, error: Fenced) -> None:
         if not self.failed.done():

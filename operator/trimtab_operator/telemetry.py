@@ -19,7 +19,7 @@ from trimtab_operator.run_state import JournalAction, Notice, RunPhase, RunState
 SECONDS = (1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 24 * 3600)
 """Bounds of the histograms' buckets: a rollback in place takes seconds, a person hours."""
 
-_JOB = ("namespace", "job")
+_JOB = ("job_namespace", "job_name")
 
 
 @dataclass(frozen=True, slots=True)

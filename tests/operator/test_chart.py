@@ -270,6 +270,9 @@ BAD_VALUES = {
     "bad endpoint": ("audit.endpoint=s3.local", "endpoint"),
     "no lease time": ("leaseSeconds=0", "leaseSeconds"),
     "unknown log level": ("logLevel=loud", "logLevel"),
+    "a breaker of one run": ("breaker.minRuns=1", "minRuns"),
+    "more than all runs": ("breaker.minShare=1.5", "minShare"),
+    "an address in the open": ("webhook.url=https://hooks.example/x", "url"),
 }
 
 

@@ -1,6 +1,7 @@
 """The operator's environment."""
 
 import pytest
+from trimtab_operator.breaker import BreakerSettings
 from trimtab_operator.errors import InvalidSettings
 from trimtab_operator.settings import load_settings
 from trimtab_operator.workload import WorkloadDefaults
@@ -66,3 +67,36 @@ def test_secrets_do_not_show_in_the_settings_text() -> None:
     text = repr(load_settings(GOOD))
     assert "hunter2" not in text
     assert "hunter3" not in text
+
+
+def test_the_webhooks_address_is_optional_and_never_shown() -> None:
+    assert load_settings({**GOOD, "TRIMTAB_WEBHOOK_URL": ""}).webhook_url is None
+    settings = load_settings({**GOOD, "TRIMTAB_WEBHOOK_URL": "https://hooks.example/T0/s3cr3t"})
+    assert settings.webhook_url is not None
+    assert settings.webhook_url.get_secret_value() == "https://hooks.example/T0/s3cr3t"
+    assert "s3cr3t" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://hooks.example/s3cr3t", "file:///etc/s3cr3t", "https://user:s3cr3t@hooks.example/", "s3cr3t"]
+)
+def test_a_webhook_that_is_no_http_address_is_refused_without_being_repeated(url: str) -> None:
+    with pytest.raises(InvalidSettings, match=r"TRIMTAB_WEBHOOK_URL: .*http") as caught:
+        load_settings({**GOOD, "TRIMTAB_WEBHOOK_URL": url})
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_the_breakers_settings_have_defaults_and_bounds() -> None:
+    assert load_settings(GOOD).breaker == BreakerSettings()
+    bad = {"MIN_RUNS": "1", "MIN_SHARE": "0", "WINDOW_SECONDS": "5", "QUIET_SECONDS": "100000"}
+    with pytest.raises(InvalidSettings) as caught:
+        load_settings({**GOOD, **{f"TRIMTAB_BREAKER_{name}": value for name, value in bad.items()}})
+    for name in bad:
+        assert f"TRIMTAB_BREAKER_{name}" in str(caught.value)
+
+
+def test_a_quiet_time_shorter_than_the_window_is_refused() -> None:
+    with pytest.raises(
+        InvalidSettings, match=r"QUIET_SECONDS: .*at least TRIMTAB_BREAKER_WINDOW_SECONDS, which is 300"
+    ):
+        load_settings({**GOOD, "TRIMTAB_BREAKER_QUIET_SECONDS": "60"})
