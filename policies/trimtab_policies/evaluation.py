@@ -13,8 +13,7 @@ from trimtab_policies.absence import AbsenceWatch
 from trimtab_policies.errors import EmptyHistory
 from trimtab_policies.policy import AcceptedPolicy
 from trimtab_policies.reach import reach
-from trimtab_policies.replay import Arming, CompositeReplay, Resumption, Succession, ValueReplay
-from trimtab_policies.rules import Rule
+from trimtab_policies.replay import Arming, CompositeReplay, Resumption, Succession, ValueReplay, alike
 from trimtab_policies.verdicts import Finding, Place, State, Verdict
 
 
@@ -94,21 +93,32 @@ class _PolicyWatch:
 
     def __init__(self, policy: AcceptedPolicy, resumption: Resumption) -> None:
         self._policy = policy
-        self._rules = policy.spec.rules
+        self._rules = {rule.name: rule for rule in policy.spec.rules}
         self._place = Place(0, 0)
         self._findings: dict[str, Finding] = {}
+        valued = [rule for rule in self._rules.values() if rule.stale is None and not rule.components]
         self._values = [
-            (rule.name, Succession[None](reach(rule), lambda rule=rule: ValueReplay(rule, resumption)))
-            for rule in self._rules
-            if rule.stale is None and not rule.components
+            (
+                tuple(rule.name for rule in rules),
+                Succession[None, list[Finding]](reach(rules[0]), lambda rules=rules: ValueReplay(rules, resumption)),
+            )
+            for rules in alike(valued)
         ]
         self._composites = [
-            (rule, Succession[tuple[Verdict, ...]](reach(rule), lambda rule=rule: CompositeReplay(rule, resumption)))
-            for rule in self._rules
+            (
+                rule,
+                Succession[tuple[Verdict, ...], Finding](
+                    reach(rule), lambda rule=rule: CompositeReplay(rule, resumption)
+                ),
+            )
+            for rule in self._rules.values()
             if rule.components
         ]
-        self._absences = {rule.name: AbsenceWatch(rule) for rule in self._rules if AbsenceWatch.wanted(rule)}
-        self._armings = {rule.name: Arming(rule, resumption) for rule in self._rules if AbsenceWatch.wanted(rule)}
+        self._absences = {
+            name: (AbsenceWatch(rule), Arming(rule, resumption))
+            for name, rule in self._rules.items()
+            if AbsenceWatch.wanted(rule)
+        }
 
     @property
     def watches_time(self) -> bool:
@@ -116,32 +126,39 @@ class _PolicyWatch:
 
     def take(self, record: MetricRecord, ordinal: int, now: float | None) -> None:
         self._place = Place(record.step, record.window)
-        for absence in self._absences.values():
+        for absence, _ in self._absences.values():
             absence.take(record, now)
         findings = self._findings
-        for name, succession in self._values:
-            findings[name] = succession.step(ordinal, record, None)
+        for names, succession in self._values:
+            findings.update(zip(names, succession.step(ordinal, record, None), strict=True))
         for rule, succession in self._composites:
             components = tuple(
-                self._verdict(self._policy, self._component(name), record, now) for name in rule.components
+                Verdict(self._policy, self._rules[name], record.attempt, self._place, self._finding(name, record, now))
+                for name in rule.components
             )
             findings[rule.name] = succession.step(ordinal, record, components)
 
     def verdicts(self, policy: AcceptedPolicy, record: MetricRecord, now: float | None) -> list[Verdict]:
-        return [self._verdict(policy, rule, record, now) for rule in self._rules]
+        attempt, place, findings = record.attempt, self._place, self._findings
+        if not self._absences:
+            return [Verdict(policy, rule, attempt, place, findings[name]) for name, rule in self._rules.items()]
+        return [
+            Verdict(policy, rule, attempt, place, self._finding(name, record, now))
+            for name, rule in self._rules.items()
+        ]
 
-    def _verdict(self, policy: AcceptedPolicy, rule: Rule, record: MetricRecord, now: float | None) -> Verdict:
-        absence = self._absences.get(rule.name)
-        pending = self._armings[rule.name].held_back(record) if absence is not None else None
-        if rule.stale is not None and absence is not None:
+    def _finding(self, name: str, record: MetricRecord, now: float | None) -> Finding:
+        """What a rule finds as of `now`, `record` being the last one."""
+        if name not in self._absences:
+            return self._findings[name]
+        absence, arming = self._absences[name]
+        pending = arming.held_back(record)
+        if self._rules[name].stale is not None:
             finding = absence.finding(now, self._place)
             if pending is not None and finding.state is State.FIRING:
-                finding = Finding(State.PENDING, pending, note=finding.note)
-        else:
-            finding = self._findings[rule.name]
-            if absence is not None and pending is None and finding.state is not State.FIRING:
-                finding = absence.overdue(now, self._place) or finding
-        return Verdict(policy, rule, record.attempt, self._place, finding)
-
-    def _component(self, name: str) -> Rule:
-        return next(rule for rule in self._rules if rule.name == name)
+                return Finding(State.PENDING, pending, note=finding.note)
+            return finding
+        finding = self._findings[name]
+        if pending is None and finding.state is not State.FIRING:
+            return absence.overdue(now, self._place) or finding
+        return finding

@@ -20,7 +20,7 @@ Values = NDArray[np.float32]
 """A vector's finite elements in row-major order."""
 
 
-class Observation(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True, gc=False):
     """One observed value and, where one element of the vector stands for it, that element's index."""
 
     value: float
@@ -166,9 +166,9 @@ class Observer:
 
         Raises MetricMismatch when the metric is a vector and the rule reduces nothing, or the reverse.
         """
-        metric = self._metric
+        metric, vectors = self._metric, record.vectors
         scalar = record.scalars.get(metric)
-        vector = record.vectors.get(metric) if record.vectors else None
+        vector = vectors.get(metric) if vectors else None
         if self._reduction is None:
             if vector is not None:
                 message = f"{metric} is a vector of shape {list(vector.shape)}; give the rule a `reduce`"

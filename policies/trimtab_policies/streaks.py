@@ -9,9 +9,10 @@ from trimtab_policies.verdicts import Place
 class Streak:
     """The breaching observations that a rule counts.
 
-    `count` is their number and `first` the earliest of them. With `withinRecords` an observation that does not breach
-    takes no other out of the count, time does; from the moment at which the rule fires, `first` stays until it no
-    longer does, so that one event keeps one name.
+    `count` is their number and `first` the earliest of them. While there is none, observations that do not breach
+    change nothing and need not be told. With `withinRecords` an observation that does not breach takes no other out of
+    the count, time does; from the moment at which the rule fires, `first` stays until it no longer does, so that one
+    event keeps one name.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -21,11 +22,6 @@ class Streak:
         self.first: Place | None = None
         self._seen = 0
         self._breaches: deque[tuple[int, Place]] = deque()
-
-    @property
-    def idle(self) -> bool:
-        """Whether an observation that does not breach changes nothing."""
-        return self.count == 0 and self._within is None
 
     @property
     def reached(self) -> bool:

@@ -42,14 +42,14 @@ class Reason(StrEnum):
     METRIC_MISMATCH = "MetricMismatch"
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """A record's step, and the data window it trained on."""
 
     step: int
     window: int
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, gc=False):
     """A verdict without its address: what judging one record came to.
 
     `first_bad` is where the present streak of `streak` breaching observations began. `cause` is, for a composite, the
@@ -66,7 +66,7 @@ class Finding(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What one rule of one policy says about one record. Everything but the state is worked out when asked for."""
 
     policy: AcceptedPolicy

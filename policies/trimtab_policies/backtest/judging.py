@@ -27,6 +27,9 @@ from trimtab_policies.verdicts import Reason, State, Verdict
 
 SURVEYED = "loss"
 _OF_TIME = frozenset({Reason.STALE, Reason.ABSENT_TOO_LONG})
+_FIRING = State.FIRING
+"""To look an enum's member up in its class is a call in Python 3.11, and this one is wanted for every verdict."""
+_ANEW = frozenset({Beginning.RUN, Beginning.ATTEMPT})
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -119,7 +122,7 @@ class Backtest:
             self._note_silence(engine, last, entry.time)
         if beginning is not None:
             self._mark(beginning, entry)
-        if engine is None or beginning is Beginning.RUN or beginning is Beginning.ATTEMPT:
+        if engine is None or beginning in _ANEW:
             self._begin(anew=beginning is Beginning.RUN)
             engine = Engine(self._policies, attempt=entry.record.attempt, start_step=_resumed_at(arrival))
             for survivor in arrival.survivors:
@@ -146,7 +149,7 @@ class Backtest:
             state = verdict.finding.state
             if state is not tally.state:
                 tally.change(state, self._records)
-            if state is State.FIRING:
+            if state is _FIRING:
                 fires = True
         if fires or not self._events.is_quiet:
             self._events.note(verdicts, decide(verdicts, guard_mode=Mode.ENFORCE), entry, self._records)

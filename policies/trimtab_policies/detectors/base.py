@@ -19,7 +19,7 @@ class Comparison(Protocol):
         ...
 
 
-class Assessment(msgspec.Struct, frozen=True):
+class Assessment(msgspec.Struct, frozen=True, gc=False):
     """One detector's word on one value."""
 
     breach: bool

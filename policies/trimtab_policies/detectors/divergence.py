@@ -23,7 +23,7 @@ from collections import deque
 import msgspec
 
 from trimtab_policies.detectors.base import Assessment
-from trimtab_policies.detectors.windows import MedianWindow
+from trimtab_policies.detectors.windows import MedianWindow, median_of_ordered
 from trimtab_policies.rules import NOISE_RECORDS, Divergence
 
 FEWEST_DISTANCES = 20
@@ -33,19 +33,17 @@ NORMAL_NOISE = 1.4826 / math.sqrt(1.5)
 """Standard deviation of normal noise over the median distance of a value from the middle of its neighbours."""
 
 
-class Level(msgspec.Struct, frozen=True):
-    """The recent level beside the best settled one and the noise; None where there is none yet."""
+class Level(msgspec.Struct, frozen=True, gc=False):
+    """The recent level beside the best settled one and the noise; None where there is none yet.
+
+    `known` says whether there is anything to compare.
+    """
 
     divergence: Divergence
     recent: float | None
     best: float | None
     noise: float | None
-
-    @property
-    def known(self) -> bool:
-        """Whether there is anything to compare."""
-        quiet = self.noise is None and self.divergence.sigma is not None
-        return self.recent is not None and self.best is not None and not quiet
+    known: bool
 
     @property
     def threshold(self) -> float | None:
@@ -81,7 +79,7 @@ class Level(msgspec.Struct, frozen=True):
         return settings.relative * abs(self.best or 0.0), settings.absolute, noise
 
 
-class Settled(msgspec.Struct):
+class Settled(msgspec.Struct, gc=False):
     """A level, when it settled (`count` values had come), and how noisy the metric was then."""
 
     count: int
@@ -99,6 +97,7 @@ class DivergenceDetector:
         self._settled: deque[Settled] = deque()
         self._distances = MedianWindow(NOISE_RECORDS)
         self._neighbours: tuple[float, ...] = ()
+        """The one or two values before the next one."""
         self._count = 0
         self._breaching = 0
 
@@ -116,11 +115,11 @@ class DivergenceDetector:
             self._settled.popleft()
         level = self._level()
         self._settle(value)
-        known = level.known
-        breach = known and self._breached(level)
-        self._measure(value)
+        breach = self._breached(level)
+        if settings.sigma is not None:
+            self._measure(value)
         self._breaching = self._breaching + 1 if breach else 0
-        return Assessment(breach=breach, comparison=level, warming_up=not known, level_shift=level_shift)
+        return Assessment(breach=breach, comparison=level, warming_up=not level.known, level_shift=level_shift)
 
     def clear(self) -> None:
         """The recent level begins anew; the settled ones and the noise stay."""
@@ -141,43 +140,47 @@ class DivergenceDetector:
         # Most levels lie within the absolute margin, which needs no other.
         if recent is None or best is None or recent <= best + self._divergence.absolute:
             return False
-        return level.threshold is not None and recent > level.threshold
+        threshold = level.threshold
+        return threshold is not None and recent > threshold
 
     @property
     def _noise(self) -> float | None:
         """How noisy the metric is now; None while that is not known."""
-        enough = len(self._distances) >= FEWEST_DISTANCES
-        return NORMAL_NOISE * self._distances.median if enough else None
+        ordered = self._distances.ordered
+        return NORMAL_NOISE * median_of_ordered(ordered) if len(ordered) >= FEWEST_DISTANCES else None
 
     def _level(self) -> Level:
-        full = len(self._recent) == self._divergence.records
-        recent = self._recent.median if full else None
+        settings, ordered = self._divergence, self._recent.ordered
+        recent = median_of_ordered(ordered) if len(ordered) == settings.records else None
         if not self._settled:
-            return Level(self._divergence, recent, None, None)
+            return Level(settings, recent, None, None, known=False)
         best = self._settled[0]
-        return Level(self._divergence, recent, best.level, best.noise)
+        known = recent is not None and (best.noise is not None or settings.sigma is None)
+        return Level(settings, recent, best.level, best.noise, known)
 
     def _settle(self, value: float) -> None:
         """Keeps the settled levels ascending, so that the lowest one still within the lookback comes first."""
-        self._settling.append(value)
-        if len(self._settling) < self._divergence.settle_records:
+        settling, settled = self._settling, self._settled
+        settling.append(value)
+        if len(settling.ordered) < self._divergence.settle_records:
             return
-        level = self._settling.median
-        while self._settled and self._settled[-1].level >= level:
-            self._settled.pop()
-        self._settled.append(Settled(self._count, level, self._noise))
+        level = median_of_ordered(settling.ordered)
+        while settled and settled[-1].level >= level:
+            settled.pop()
+        settled.append(Settled(self._count, level, self._noise))
 
     def _measure(self, value: float) -> None:
-        if self._divergence.sigma is None:
+        neighbours, distances = self._neighbours, self._distances
+        if len(neighbours) < 2:
+            self._neighbours = (*neighbours, value)
             return
-        neighbours = self._neighbours
-        if len(neighbours) == 2:
-            self._distances.append(abs(neighbours[1] - (neighbours[0] / 2 + value / 2)))
-            if len(self._distances) == FEWEST_DISTANCES:
-                first = self._noise
-                for settled in self._settled:
-                    settled.noise = first
-        self._neighbours = (*neighbours[-1:], value)
+        before, between = neighbours
+        self._neighbours = (between, value)
+        distances.append(abs(between - (before / 2 + value / 2)))
+        if len(distances.ordered) == FEWEST_DISTANCES:
+            first = self._noise
+            for settled in self._settled:
+                settled.noise = first
 
     def _take_for_normal(self) -> None:
         self._settled.clear()

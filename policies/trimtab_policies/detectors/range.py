@@ -8,7 +8,7 @@ from trimtab_policies.detectors.base import Assessment
 from trimtab_policies.rules import Range
 
 
-class Bound(msgspec.Struct, frozen=True):
+class Bound(msgspec.Struct, frozen=True, gc=False):
     """A fixed threshold."""
 
     threshold: float | None

@@ -7,7 +7,7 @@ A new attempt ends such a row but keeps the baseline, since the surviving record
 """
 
 import math
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 
@@ -29,29 +29,33 @@ NORMAL_CONSISTENCY = 1.4826
 """The standard deviation of normal noise over its median absolute deviation."""
 
 
-class SpikeBaseline(msgspec.Struct, frozen=True):
+class SpikeBaseline(msgspec.Struct, frozen=True, gc=False):
     """The accepted values that a value was compared with: how many, and what they say; each statistic has its own."""
 
     spike: Spike
     count: int
+    center: float
 
     @property
-    def center(self) -> float:
-        """The mean or the median."""
+    def spread(self) -> float:
+        """How far the values lie from the center, as their statistic measures it."""
         raise AttributeError
 
     @property
     def deviation(self) -> float:
-        """The spread around the center, at least RELATIVE_DEVIATION_FLOOR of its size."""
-        raise AttributeError
+        """The spread, at least RELATIVE_DEVIATION_FLOOR of the center's size."""
+        return max(self.spread, RELATIVE_DEVIATION_FLOOR * abs(self.center))
 
     @property
     def threshold(self) -> float | None:
         """What a value must exceed; None while the baseline fills."""
-        if self.count < self.spike.baseline.min_records:
-            return None
+        return None if self.count < self.spike.baseline.min_records else self.limit
+
+    @property
+    def limit(self) -> float:
+        """What a value would have to exceed, were the baseline filled as far as it is."""
         center, spike = self.center, self.spike
-        beyond = center + self._margin if spike.ratio is None else _times(center, spike.ratio)
+        beyond = center + (spike.sigma or 0.0) * self.deviation if spike.ratio is None else _times(center, spike.ratio)
         return max(beyond, center + (spike.floor or 0.0))
 
     @property
@@ -69,55 +73,37 @@ class SpikeBaseline(msgspec.Struct, frozen=True):
         unit = "std" if spike.baseline.statistic == "Mean" else "scaled MAD"
         return f"{center} + {spike.sigma:g} {unit} {self.deviation:.3g} {over}"
 
-    @property
-    def _margin(self) -> float:
-        return (self.spike.sigma or 0.0) * self.deviation
-
 
 def _times(center: float, ratio: float) -> float:
     """The center times the ratio; where it is negative, as far above it as a positive one of its size would rise."""
     return center * ratio if center >= 0 else center * (2 - ratio)
 
 
-class MeanBaseline(SpikeBaseline, frozen=True):
+class MeanBaseline(SpikeBaseline, frozen=True, gc=False):
     """Mean and sample standard deviation, from sums in fixed point."""
 
     total: int
     squares: int
 
     @property
-    def center(self) -> float:
-        """The mean."""
-        return mean_of(self.total, self.count)
-
-    @property
-    def deviation(self) -> float:
+    def spread(self) -> float:
         """The sample standard deviation."""
-        floor = RELATIVE_DEVIATION_FLOOR * abs(self.center)
-        return max(deviation_of(self.total, self.squares, self.count), floor)
+        return deviation_of(self.total, self.squares, self.count)
 
 
-class MedianBaseline(SpikeBaseline, frozen=True):
+class MedianBaseline(SpikeBaseline, frozen=True, gc=False):
     """Median and median absolute deviation."""
 
-    median: float
     absolute_deviation: float
 
     @property
-    def center(self) -> float:
-        """The median."""
-        return self.median
-
-    @property
-    def deviation(self) -> float:
+    def spread(self) -> float:
         """The median absolute deviation, scaled to the standard deviation of normal noise."""
-        return max(NORMAL_CONSISTENCY * self.absolute_deviation, RELATIVE_DEVIATION_FLOOR * abs(self.median))
+        return NORMAL_CONSISTENCY * self.absolute_deviation
 
 
 class AcceptedValues(Protocol):
     """A window of accepted values that can say what it is."""
-
-    def __len__(self) -> int: ...
 
     def append(self, value: float) -> None:
         """Accept one more finite value."""
@@ -139,7 +125,8 @@ class _Means(MeanWindow):
         self._spike = spike
 
     def baseline(self) -> SpikeBaseline:
-        return MeanBaseline(self._spike, len(self), self.total, self.squares)
+        count, total = len(self._values), self.total
+        return MeanBaseline(self._spike, count, mean_of(total, count), total, self.squares)
 
 
 class _Medians(MedianWindow):
@@ -150,7 +137,7 @@ class _Medians(MedianWindow):
     def baseline(self) -> SpikeBaseline:
         median = median_of_ordered(self.ordered)
         deviation = absolute_deviation(self.ordered, median) if self.ordered else 0.0
-        return MedianBaseline(self._spike, len(self), median, deviation)
+        return MedianBaseline(self._spike, len(self.ordered), median, deviation)
 
 
 _STATISTICS = {"Mean": _Means, "Median": _Medians}
@@ -162,13 +149,15 @@ class SpikeDetector:
     def __init__(self, spike: Spike) -> None:
         self._spike = spike
         self._fewest = spike.baseline.min_records
-        self._accepted: AcceptedValues = _STATISTICS[spike.baseline.statistic](spike)
+        self._longest_freeze = spike.baseline.max_freeze
+        self._make = _STATISTICS[spike.baseline.statistic]
+        self._accepted: AcceptedValues = self._make(spike)
         self._frozen_out: list[float] = []
 
     def assess(self, value: float) -> Assessment:
         """Breached above the baseline's threshold, and by a value that is not finite."""
-        finite = math.isfinite(value)
-        level_shift = finite and len(self._frozen_out) >= self._spike.baseline.max_freeze
+        finite, frozen_out = math.isfinite(value), self._frozen_out
+        level_shift = finite and len(frozen_out) >= self._longest_freeze
         if level_shift:
             self._rebuild()
         accepted = self._accepted
@@ -177,13 +166,14 @@ class SpikeDetector:
             if finite:
                 accepted.append(value)
             return Assessment(not finite, baseline, finite, level_shift)
-        # The threshold lies at or above the center, so most values need no deviation.
-        if finite and (value <= baseline.center or value <= cast("float", baseline.threshold)):
+        # The limit lies at or above the center, so half of all values need no deviation.
+        if finite and (value <= baseline.center or value <= baseline.limit):
             accepted.append(value)
-            self._frozen_out.clear()
+            if frozen_out:
+                frozen_out.clear()
             return Assessment(False, baseline, False, level_shift)
         if finite:
-            self._frozen_out.append(value)
+            frozen_out.append(value)
         return Assessment(True, baseline, False, level_shift)
 
     def clear(self) -> None:
@@ -196,7 +186,7 @@ class SpikeDetector:
         return self._accepted.state, self._frozen_out
 
     def _rebuild(self) -> None:
-        self._accepted = _STATISTICS[self._spike.baseline.statistic](self._spike)
+        self._accepted = self._make(self._spike)
         for shifted in self._frozen_out:
             self._accepted.append(shifted)
         self._frozen_out.clear()

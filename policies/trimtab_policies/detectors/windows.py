@@ -28,15 +28,16 @@ class MeanWindow:
 
     def append(self, value: float) -> None:
         """Add a finite value; the oldest leaves a full window."""
-        fixed = fixed_point(value)
-        if len(self._values) == self._size:
-            oldest = self._values.popleft()
-            self.total += fixed - oldest
-            self.squares += (fixed + oldest) * (fixed - oldest)
+        fixed, values = fixed_point(value), self._values
+        if len(values) == self._size:
+            oldest = values.popleft()
+            change = fixed - oldest
+            self.total += change
+            self.squares += (fixed + oldest) * change
         else:
             self.total += fixed
             self.squares += fixed * fixed
-        self._values.append(fixed)
+        values.append(fixed)
 
     @property
     def state(self) -> object:
@@ -57,10 +58,11 @@ class MedianWindow:
 
     def append(self, value: float) -> None:
         """Add a finite value; the oldest leaves a full window."""
-        if len(self._values) == self._size:
-            del self.ordered[bisect_left(self.ordered, self._values.popleft())]
-        insort(self.ordered, value)
-        self._values.append(value)
+        ordered, values = self.ordered, self._values
+        if len(values) == self._size:
+            del ordered[bisect_left(ordered, values.popleft())]
+        insort(ordered, value)
+        values.append(value)
 
     @property
     def median(self) -> float:
@@ -90,7 +92,16 @@ def deviation_of(total: int, squares: int, count: int) -> float:
     """The sample standard deviation of `count` fixed-point values; 0 for fewer than two."""
     if count < 2:
         return 0.0
-    variance = (count * squares - total * total) // (count * (count - 1))
+    above, below = count * squares - total * total, count * (count - 1)
+    try:
+        # The quotient of two integers is rounded once, so the deviation depends on the values alone.
+        return math.sqrt(above / (below << 2 * FRACTION_BITS))
+    except OverflowError:
+        return _large_root(above // below)
+
+
+def _large_root(variance: int) -> float:
+    """The root of a variance in fixed point that is no float itself."""
     try:
         return math.isqrt(variance) / (1 << FRACTION_BITS)
     except OverflowError:
