@@ -36,6 +36,8 @@ DEFAULT_RECORDS = 100
 DEFAULT_MIN_RECORDS = 50
 DEFAULT_MAX_FREEZE = 100
 DEFAULT_FOR_RECORDS = 1
+DEFAULT_MARGIN = 100
+DEFAULT_BEFORE = 1
 DEFAULT_PROBE = 64
 DEFAULT_NO_DATA_FOR = "5m"
 DEFAULT_APPROVAL_DEADLINE = "24h"
@@ -67,6 +69,7 @@ def cross_field_errors(spec: Mapping[Any, Any]) -> list[FieldError]:
     errors += _repeated_names(rules)
     remediation = _mapping(spec.get("remediation"))
     errors += _probe_errors(rules, _mapping(remediation.get("skipBatches")))
+    errors += _border_errors(remediation)
     errors += _approval_errors(remediation)
     return errors
 
@@ -264,6 +267,19 @@ def _probe_errors(rules: list[Mapping[str, Any]], skip: Mapping[str, Any]) -> It
             f"must be at least {field} + {HEALTHY_WINDOWS_AFTER_DAMAGE} = {least:g} of rule {name}; it is {probe:g}"
         )
         yield FieldError("spec.remediation.skipBatches.probe", message)
+
+
+def _border_errors(remediation: Mapping[str, Any]) -> Iterator[FieldError]:
+    """What is skipped lies behind the checkpoint, which lies `margin` steps before the first bad record."""
+    before = _number(_mapping(remediation.get("skipBatches")).get("before", DEFAULT_BEFORE))
+    margin = _number(remediation.get("margin", DEFAULT_MARGIN))
+    # A margin below 1 is wrong by itself, whatever lies before the bad windows.
+    if before is not None and margin is not None and 1 <= margin <= before:
+        message = (
+            f"must be less than margin, which is {margin:g}, for windows from before the checkpoint cannot be skipped "
+            f"any more; it is {before:g}"
+        )
+        yield FieldError("spec.remediation.skipBatches.before", message)
 
 
 def _approval_errors(remediation: Mapping[str, Any]) -> Iterator[FieldError]:

@@ -15,7 +15,13 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, ValidationError
 from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS
 
-from trimtab_policies.checks import DEFAULT_APPROVAL_DEADLINE, DEFAULT_PROBE, cross_field_errors
+from trimtab_policies.checks import (
+    DEFAULT_APPROVAL_DEADLINE,
+    DEFAULT_BEFORE,
+    DEFAULT_MARGIN,
+    DEFAULT_PROBE,
+    cross_field_errors,
+)
 from trimtab_policies.errors import FieldError, InvalidPolicy
 from trimtab_policies.models import Duration, Model, seconds
 from trimtab_policies.rules import Rule
@@ -32,7 +38,7 @@ class Mode(StrEnum):
 class SkipBatches(Model):
     """The border skipped around the bad windows, and how many windows after the flagged ones are probed."""
 
-    before: int = Field(default=1, ge=0, le=1_000)
+    before: int = Field(default=DEFAULT_BEFORE, ge=0, le=1_000)
     after: int = Field(default=2, ge=0, le=1_000)
     probe: int = Field(default=DEFAULT_PROBE, ge=9, le=10_000)
 
@@ -58,7 +64,7 @@ class Remediation(Model):
     `approvalDeadline` (24h unless given) is how long they are waited for.
     """
 
-    margin: int = Field(default=100, ge=1, le=1_000_000)
+    margin: int = Field(default=DEFAULT_MARGIN, ge=1, le=1_000_000)
     skip_batches: SkipBatches = SkipBatches()
     learning_rate: LearningRate | None = None
     probation_steps: int = Field(default=200, ge=1, le=1_000_000)

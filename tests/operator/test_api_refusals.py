@@ -165,16 +165,33 @@ def test_a_rule_that_cannot_judge_is_refused_by_field(
     assert why in refusal
 
 
+def test_a_composite_of_a_stale_rule_is_refused(api: ControlPlane) -> None:
+    silent = {"name": "silent", "stale": {"after": "5m"}, "action": "Notify"}
+    both = {"name": "both", "anyOf": ["loss-spike", "silent"], "action": "Notify"}
+    refusal = api.refusal(guard_policy(rules=[rule(), silent, both]))
+    assert "spec.rules" in refusal
+    assert "not stale" in refusal
+
+
 BAD_REMEDIATIONS = {
     "no margin": ({"margin": 0}, "remediation.margin", "equal to 1"),
     "negative margin": ({"margin": -1}, "remediation.margin", "equal to 1"),
     "margin beyond any run": ({"margin": 10**9}, "remediation.margin", "equal to 1000000"),
     "probe too short": ({"skipBatches": {"probe": 10}}, "skipBatches.probe", "forRecords"),
     "negative border": ({"skipBatches": {"before": -1}}, "skipBatches.before", "equal to 0"),
+    "border as wide as the margin": (
+        {"margin": 20, "skipBatches": {"before": 20}},
+        "skipBatches.before",
+        "less than margin",
+    ),
     "no probation": ({"probationSteps": 0}, "probationSteps", "equal to 1"),
     "approval by nobody": ({"approval": "Manual"}, "approval", "Required"),
     "deadline of no approval": ({"approvalDeadline": "1h"}, "approvalDeadline", "belongs to approval Required"),
-    "no time to approve": ({"approval": "Required", "approvalDeadline": "0h0m"}, "approvalDeadline", "longer than zero"),
+    "no time to approve": (
+        {"approval": "Required", "approvalDeadline": "0h0m"},
+        "approvalDeadline",
+        "longer than zero",
+    ),
 }
 
 

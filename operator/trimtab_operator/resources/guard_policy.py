@@ -86,6 +86,11 @@ def policy_spec_schema() -> Schema:
         schema,
         "remediation",
         validation(
+            "self.skipBatches.before < self.margin",
+            "must be less than margin: windows from before the checkpoint cannot be skipped any more",
+            fieldPath=".skipBatches.before",
+        ),
+        validation(
             "!has(self.approvalDeadline) || self.approval == 'Required'",
             "belongs to approval Required: set that or remove it",
             fieldPath=".approvalDeadline",
@@ -178,12 +183,12 @@ def _rule_rules() -> tuple[Mapping[str, str], ...]:
 
 
 def _composite_rules() -> tuple[Mapping[str, str], ...]:
-    simple = " && ".join(f"!has(other.{field})" for field in COMPOSITE_FIELDS)
+    simple = " && ".join(f"!has(other.{field})" for field in (*COMPOSITE_FIELDS, "stale"))
     return tuple(
         validation(
             f"self.rules.all(rule, !has(rule.{field}) || (rule.{field}.size() >= 2 && "
             f"rule.{field}.all(name, self.rules.exists_one(other, other.name == name && {simple}))))",
-            f"{field} must name at least two rules of this policy that are no composites themselves",
+            f"{field} must name at least two rules of this policy that are no composites themselves and not stale",
             fieldPath=".rules",
         )
         for field in COMPOSITE_FIELDS
