@@ -22,8 +22,8 @@ from trimtab_operator.incidents import (
     PhaseTime,
     Plan,
     SkipRange,
-    WithheldStep,
     Wishes,
+    WithheldStep,
 )
 from trimtab_operator.notices import KEPT_NOTICES, notice_of
 from trimtab_operator.request_fold import closed, run_requested, skip_refused, skipped, with_requests_done

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import structlog
 from trimtab_contract.checkpoints import sha256_hex
-from trimtab_contract.directives import Ack, Action
+from trimtab_contract.directives import Ack, Action, Diagnose
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
 from trimtab_contract.keys import RunId, audit_evidence
@@ -20,7 +20,7 @@ from trimtab_operator.incidents import Incident
 from trimtab_operator.judge import Judge
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
 from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods, Request
-from trimtab_operator.probes import ProbeProblem, read_probe
+from trimtab_operator.probes import ProbeProblem, read_probe, read_suspect
 from trimtab_operator.reasons import Reason
 from trimtab_operator.records import Rejections
 from trimtab_operator.resources import RunRequestSpec, parse_duration, parse_run_request_spec
@@ -83,6 +83,7 @@ class Observer:
         self._opened: tuple[object, ...] = ()
         self._frozen: Evidence | None = None
         self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
+        self._suspect: tuple[tuple[int, Diagnose], ProbeEvidence, tuple[Evidence, ...]] | None = None
 
     async def survey(self, job: TrainingJobView, state: RunState, judge: Judge) -> Surveyed:
         """Read the job's surroundings afresh, all at once; raises temporary errors only."""
@@ -116,6 +117,7 @@ class Observer:
         hung: str,
         missing_metrics: tuple[MissingMetric, ...],
         final_check_over: bool,
+        diagnosis_late: bool = False,
     ) -> Observation:
         """Add what the trainer said and what its records say."""
         told = tuple(message.saved for message in surveyed.pods.messages if message.saved is not None)
@@ -137,10 +139,12 @@ class Observer:
             green_step=judge.green_step,
             firing=judge.firing,
             notes=judge.notes,
+            withheld=judge.withheld,
             missing_metrics=missing_metrics,
             claims=claims,
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
             final_check_over=final_check_over,
+            diagnosis_late=diagnosis_late,
             requests=tuple(seen.request for seen in surveyed.requests),
         )
         return await self._with_evidence(observation, state, judge)
@@ -152,6 +156,8 @@ class Observer:
         if state.phase is RunPhase.HOLDING and judge.firing is not None and _may_be_held(state):
             return replace(observation, frozen_evidence=(await self._freeze(judge.evidence()),))
         diagnosed = observation.acks.diagnosed
+        if state.phase is RunPhase.DIAGNOSING and diagnosed is not None:
+            return await self._with_suspect(observation, diagnosed, state)
         if state.phase is RunPhase.DIAGNOSING_RESTORED and diagnosed is not None:
             if diagnosed.attempt != incident.restoring_attempt:
                 return observation
@@ -162,6 +168,34 @@ class Observer:
             return replace(observation, probe=self._probe[1], probe_evidence=self._probe[2])
         return observation
 
+    async def _with_suspect(self, observation: Observation, diagnosed: Ack, state: RunState) -> Observation:
+        """Add what the held world measured; a store that is away only makes the answer late."""
+        if self.store is None or diagnosed.attempt != state.attempt or diagnosed.checkpoint is not None:
+            return observation
+        directive = state.directive
+        if directive is None or directive.diagnose is None:
+            return observation
+        asked = directive.diagnose
+        if self._suspect is None or self._suspect[0] != (state.attempt, asked):
+            try:
+                probe, body = await read_suspect(self.store, self._run, diagnosed, directive)
+            except ProbeProblem as problem:
+                # An answer to an earlier question is none to this one; the world repeats its own under every order.
+                stale = (diagnosed.epoch, diagnosed.seq) < directive.order
+                return observation if stale else replace(observation, suspect_problem=str(problem))
+            except (StoreUnavailable, StoreRefused) as error:
+                log.warning("measurement of the held state not read", run=str(self._run), error=str(error))
+                return observation
+            self._suspect = (state.attempt, asked), probe, (await self._keep(body),)
+        return replace(observation, suspect=self._suspect[1], suspect_evidence=self._suspect[2])
+
+    async def _keep(self, body: bytes) -> Evidence:
+        """Copy evidence into the audit bucket, where the trainer cannot change it."""
+        digest = sha256_hex(body)
+        kept = Evidence(key=audit_evidence(self._run, digest), sha256=digest)
+        await self._journal.put_object(kept.key, body)
+        return kept
+
     async def _freeze(self, body: bytes) -> Evidence:
         """Keep the records around the firing in the audit bucket, once for equal bytes."""
         frozen = Evidence(key=audit_evidence(self._run, sha256_hex(body)), sha256=sha256_hex(body))
@@ -171,17 +205,14 @@ class Observer:
         return frozen
 
     async def _fetch_probe(self, ack: Ack, incident: Incident, state: RunState) -> str:
-        """Copy the probe's losses into the audit bucket, where the trainer cannot change them; why that cannot be."""
+        """Read and keep the probe's losses; why that cannot be."""
         if self.store is None:
             return ""
         try:
             probe, body = await read_probe(self.store, self._run, ack, incident, state.directive)
         except ProbeProblem as problem:
             return str(problem)
-        digest = sha256_hex(body)
-        key = audit_evidence(self._run, digest)
-        await self._journal.put_object(key, body)
-        self._probe = (ack.attempt, probe, (Evidence(key=key, sha256=digest),))
+        self._probe = (ack.attempt, probe, (await self._keep(body),))
         return ""
 
     async def _open_store(self, job: TrainingJobView, state: RunState) -> list[Blocker]:

@@ -1,11 +1,13 @@
 """Whether a world gets on, against the operator's own monotonic clock. Nothing here reads a clock itself."""
 
-from trimtab_contract.directives import Ack, AckState
+from trimtab_contract.directives import Ack, AckState, Directive
 
 HELD_DEADLINE_SECONDS = 60.0
 """Held ranks tick every second, so a held world that stands still is found sooner."""
 FINAL_CHECK_SECONDS = 120.0
 """How long a run that is trained and judged waits for its last checkpoint to be read back."""
+DIAGNOSIS_SECONDS = 300.0
+"""How long a held world may take to measure the suspected windows before the rollback goes on without."""
 
 _HELD = frozenset({AckState.HOLDING, AckState.FINISHED, AckState.RESTORED, AckState.DIAGNOSED})
 
@@ -66,6 +68,34 @@ class FinalCheckClock:
         if told != self._told:
             self._told, self._since = told, now
         return told is not None and now - self._since >= FINAL_CHECK_SECONDS
+
+
+class DiagnosisClock:
+    """Counts how long a held world has been asked to measure, and only time in which Redis answered.
+
+    Begins anew with the operator, so one that is killed again and again waits longer, and nobody waits less.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[int, tuple[int, int]] | None = None
+        self._counted = 0.0
+        self._last: float | None = None
+
+    def observe(self, now: float, directive: Directive | None, *, waits: bool, bus_answers: bool) -> bool:
+        """Take note of what is known at monotonic time `now`; whether the answer is late.
+
+        `waits` says whether the run waits for a measurement; a directive that only re-affirms asks nothing new.
+        """
+        diagnose = directive.diagnose if directive is not None and waits else None
+        asked = (directive.attempt, diagnose.windows) if directive is not None and diagnose is not None else None
+        if asked != self._asked:
+            self._asked, self._counted, self._last = asked, 0.0, None
+        if asked is None:
+            return False
+        if self._last is not None and bus_answers:
+            self._counted += now - self._last
+        self._last = now if bus_answers else None
+        return self._counted >= DIAGNOSIS_SECONDS
 
 
 class TrainingClock:

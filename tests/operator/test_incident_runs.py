@@ -32,6 +32,7 @@ def test_a_damaged_stretch_is_held_rolled_back_in_place_and_skipped_whole() -> N
         "Diagnosed",
         "TargetSelected",
         "Restored",
+        "Diagnosed",
         "ExtentFound",
     ]
 

@@ -85,6 +85,7 @@ def test_a_rollback_that_a_person_asks_for_skips_the_damage_and_costs_no_budget(
         "RunRequested",
         "Diagnosed",
         "TargetSelected",
+        "Diagnosed",
     ]
     assert (state.rollback_times, state.rollbacks_asked) == ((), 1)
     assert not set(surviving_windows(run)) & SKIPPED

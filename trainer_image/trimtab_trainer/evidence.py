@@ -28,12 +28,23 @@ def windows_to_probe(diagnose: Diagnose) -> tuple[tuple[int, ...], tuple[int, ..
     return tuple(range(first, last + 1)), tuple(sorted(diagnose.control))
 
 
-def mean_losses(windows: tuple[int, ...], loss_of_share: Callable[[int], Tensor], world: World) -> list[float | None]:
+def mean_losses(
+    windows: tuple[int, ...],
+    loss_of_share: Callable[[int], Tensor],
+    world: World,
+    called_away: Callable[[], bool] | None = None,
+) -> list[float | None] | None:
     """The loss of each window over the global batch; None for one that is not finite on some rank.
 
     `loss_of_share` yields the mean loss of this rank's share of a window; the shares of all ranks have equal size.
+    `called_away` is asked before each window, by all ranks together; once it says so, there is no result at all.
     """
-    shares = torch.tensor([float(loss_of_share(window)) for window in windows], dtype=torch.float64)
+    losses: list[float] = []
+    for window in windows:
+        if called_away is not None and called_away():
+            return None
+        losses.append(float(loss_of_share(window)))
+    shares = torch.tensor(losses, dtype=torch.float64)
     if len(windows):
         world.sum(shares)
     means = [float(value) / world.size for value in shares]
@@ -50,10 +61,16 @@ def probe(
     state: CheckpointReference | None,
     loss_of_share: Callable[[int], Tensor],
     world: World,
-) -> ProbeResult:
-    """Measure every window on all ranks together; `state` names the checkpoint the weights are, if they are one."""
+    called_away: Callable[[], bool] | None = None,
+) -> ProbeResult | None:
+    """Measure every window on all ranks together; `state` names the checkpoint the weights are, if they are one.
+
+    Returns None when the ranks were called away (`mean_losses`).
+    """
     windows, control = windows_to_probe(diagnose)
-    losses = mean_losses(windows + control, loss_of_share, world)
+    losses = mean_losses(windows + control, loss_of_share, world, called_away)
+    if losses is None:
+        return None
     evidence = ProbeEvidence(
         attempt=attempt,
         state=state,

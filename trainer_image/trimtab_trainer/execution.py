@@ -21,7 +21,7 @@ from trimtab_contract.directives import (
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.directives import Refusal, instruct
 from trimtab_trainer.errors import RestoreFailed, WorldEnded
-from trimtab_trainer.evidence import probe
+from trimtab_trainer.evidence import ProbeResult, probe
 from trimtab_trainer.replicas import compare_replicas, nonfinite_tensors
 from trimtab_trainer.restoration import restore
 from trimtab_trainer.runtime import Runtime
@@ -58,7 +58,7 @@ class DirectiveExecutor:
         self._holding = True
         self._said = Statement(AckState.WAITING)
         self._failure: Statement | None = None
-        self._evidence: dict[tuple[int, Diagnose], EvidenceReference] = {}
+        self._evidence: dict[tuple[int, int, Diagnose], ProbeResult] = {}
 
     def announce(self, state: AckState) -> None:
         """Say so, and repeat it until the next statement."""
@@ -193,29 +193,37 @@ class DirectiveExecutor:
                 )
             )
         if directive.diagnose is not None and state.ready:
-            evidence = self._diagnose(directive.diagnose)
             measured = restored if restored is not None and restored.step == state.step else None
-            self._say(Statement(AckState.DIAGNOSED, checkpoint=measured, evidence=evidence))
+            evidence = self._diagnose(directive.diagnose, measured)
+            if evidence is not None:
+                self._say(Statement(AckState.DIAGNOSED, checkpoint=measured, evidence=evidence))
 
-    def _diagnose(self, diagnose: Diagnose) -> EvidenceReference:
-        """Measure once per attempt and set of windows; repeated directives get the same evidence."""
-        key = (self._state.attempt, diagnose)
+    def _diagnose(self, diagnose: Diagnose, measured: CheckpointReference | None) -> EvidenceReference | None:
+        """Measure once per state and set of windows; repeated directives get the same evidence.
+
+        A suspect state is measured until there is something else to do, which then comes first: nothing waits for its
+        evidence. What a restored state (`measured`) is worth must be known before anybody goes on from it. Returns
+        None when nothing was measured, or nothing could be stored.
+        """
+        state, runtime = self._state, self._runtime
+        key = (state.attempt, state.step, diagnose)
         if key not in self._evidence:
-            state, runtime = self._state, self._runtime
-            restored = state.restored
             result = probe(
                 diagnose,
                 run=runtime.environment.run,
                 root=runtime.environment.checkpoint_root,
                 attempt=state.attempt,
                 step=state.step,
-                state=restored if restored is not None and restored.step == state.step else None,
+                state=measured,
                 loss_of_share=runtime.loss_of_share,
                 world=runtime.world,
+                called_away=None if measured is not None else runtime.called_away,
             )
-            runtime.store_evidence(result)
-            self._evidence[key] = result.reference
-        return self._evidence[key]
+            if result is None:
+                return None
+            self._evidence[key] = result
+        result = self._evidence[key]
+        return result.reference if runtime.store_evidence(result, patient=measured is not None) else None
 
     def _compare_replicas(self) -> None:
         """Once per hold. A difference found earlier stays: replicas that are all NaN look alike."""

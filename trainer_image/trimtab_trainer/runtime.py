@@ -177,17 +177,39 @@ class Runtime:
         self.vitals.advance()
         return loss
 
-    def store_evidence(self, result: ProbeResult) -> None:
-        """Write a probe's evidence, on rank 0; tries again while the store is away, for the world is held anyway."""
-        while self.spokesman is not None and not self.spokesman.inbox.superseded:
+    def called_away(self) -> bool:
+        """Whether a held world has something else to do than what it is at; every rank asks at the same place."""
+        superseded = self.spokesman is not None and self.spokesman.inbox.superseded
+        return any(self.world.pulse((self._has_news(), self.terminating.is_set(), superseded)))
+
+    def _has_news(self) -> bool:
+        """Whether rank 0 has a directive that says something new and is not obeyed yet."""
+        letter, _ = self.letter()
+        if letter.count <= self._seen:
+            return False
+        obeyed = self.state.directive
+        return obeyed is None or not decode(Directive, letter.wire).reaffirms(obeyed)
+
+    def store_evidence(self, result: ProbeResult, *, patient: bool) -> bool:
+        """Write a probe's evidence, on rank 0, and say whether it is there; the other ranks take it as written.
+
+        Tries again while the store is away, for the world is held anyway; an impatient one only until there is
+        something else to do.
+        """
+        if self.spokesman is None:
+            return True
+        while not self.spokesman.inbox.superseded:
             try:
                 self.store.put(result.reference.key, result.body)
             except StoreError as error:
                 logger.warning("evidence waits for the store: %s", error)
                 self.vitals.advance()
+                if not patient and (self.terminating.is_set() or self._has_news()):
+                    return False
                 time.sleep(1.0)
             else:
-                return
+                return True
+        return False
 
     def save(self, trigger: Trigger) -> None:
         """Copy the state and store it in the background; every rank calls it at the same boundary."""

@@ -3,14 +3,18 @@
 from typing import Any
 
 from trimtab_contract.directives import AckState, Action
+from trimtab_contract.evidence import ProbeEvidence
 
-from trimtab_operator import drafts, requests
+from trimtab_operator import diagnosis, drafts, requests
 from trimtab_operator.commands import Command
-from trimtab_operator.incidents import Finding
+from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation
+from trimtab_operator.progress import DIAGNOSIS_SECONDS
 from trimtab_operator.run_state import JournalAction, RunPhase, RunState
 
 _P = RunPhase
+_STANDING = frozenset({AckState.HOLDING, AckState.RESTORED, AckState.DIAGNOSED})
+"""A world that is held before it has trained a step behind a restore says still what it said of that."""
 
 
 def holding(state: RunState, observation: Observation) -> Command | None:
@@ -31,7 +35,7 @@ def holding(state: RunState, observation: Observation) -> Command | None:
     latest = observation.acks.latest
     if (
         latest is not None
-        and latest.state is AckState.HOLDING
+        and latest.state in _STANDING
         and latest.attempt == state.attempt
         and (latest.epoch, latest.seq) >= directive.order
         and observation.judged_step >= min(latest.step, incident.latch.fired_step)
@@ -47,6 +51,9 @@ def _held(state: RunState, observation: Observation, *, step: int, lost: bool, a
     nonfinite = list(latest.nonfinite) if latest and latest.nonfinite is not None and not lost else None
     reason: dict[str, Any] = {"differing": differing} if differing else {}
     after: dict[str, Any] = {"step": step, "lost": lost, "replicas_agree": agree, "nonfinite_state": nonfinite}
+    withheld = observation.withheld
+    if withheld is not None and withheld.step == step and not lost:
+        after["withheld"] = withheld
     paused = state.incident is not None and state.incident.paused
     if paused and state.incident is not None:
         why = state.incident.latch.message
@@ -63,16 +70,53 @@ def _held(state: RunState, observation: Observation, *, step: int, lost: bool, a
 
 
 def diagnosing(state: RunState, observation: Observation) -> Command | None:
-    """What the evidence from the held state is consistent with."""
-    incident = state.incident
-    if incident is None:
+    """Let the held world measure what is suspected, for a bounded time, and say what that is consistent with."""
+    incident, directive = state.incident, state.directive
+    if incident is None or directive is None:
         return None
     if incident.replicas_agree is False:
-        finding, why = Finding.TRANSIENT, "replicas disagree: one of them was damaged, the data is not to blame"
-    elif incident.world_lost:
-        finding, why = Finding.UNDECIDED, "the suspect state is lost with its pods"
-    elif incident.replicas_agree is None:
-        finding, why = Finding.UNDECIDED, "the replicas of the suspect state were not compared"
-    else:
-        finding, why = Finding.UNDECIDED, "replicas agree; nothing proves a transient fault"
-    return drafts.record(state, JournalAction.DIAGNOSED, _P.SELECTING, after={"finding": finding.value, "why": why})
+        return _found(state, observation, incident)
+    if observation.suspect is not None:
+        return _found(state, observation, incident, probe=observation.suspect)
+    flagged = incident.latch.flagged
+    missing = _missing(state, observation, incident)
+    if missing or flagged is None:
+        return _found(state, observation, incident, missing=missing)
+    if directive.diagnose is not None:
+        return None
+    windows = diagnosis.held_windows(flagged, state.ledger)
+    ask = drafts.instruct(state, observation, Action.HOLD, incident=incident.name, diagnose=windows)
+    first, last = windows.windows
+    message = f"measure windows {first} to {last} and {len(windows.control)} control windows on the held state"
+    return drafts.intend(state, JournalAction.DIRECTIVE, ask, reason={"message": message})
+
+
+def _missing(state: RunState, observation: Observation, incident: Incident) -> str:
+    """Why the held state will not be measured; empty while it may."""
+    if incident.world_lost or not state.world_lives:
+        return "the suspect state is lost with its pods"
+    if state.refused is not None:
+        return f"the held state was not measured: {state.refused.detail}"
+    if observation.suspect_problem:
+        return f"the measurement of the held state cannot be used: {observation.suspect_problem}"
+    if observation.diagnosis_late:
+        return f"the held state was not measured within {DIAGNOSIS_SECONDS:.0f} s"
+    return ""
+
+
+def _found(
+    state: RunState,
+    observation: Observation,
+    incident: Incident,
+    *,
+    probe: ProbeEvidence | None = None,
+    missing: str = "",
+) -> Command:
+    found = diagnosis.diagnose_held(incident, probe, missing)
+    return drafts.record(
+        state,
+        JournalAction.DIAGNOSED,
+        _P.SELECTING,
+        evidence=observation.suspect_evidence if probe is not None else (),
+        after=diagnosis.content(found),
+    )
