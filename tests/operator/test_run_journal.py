@@ -14,7 +14,7 @@ from trimtab_operator.adapters.ports import Appended
 from trimtab_operator.adapters.s3 import S3Credentials, S3JournalStore, S3Location
 from trimtab_operator.commands import Draft
 from trimtab_operator.errors import Conflict, Fenced, JournalBroken, StoreUnavailable
-from trimtab_operator.journal import Identity, RunJournal
+from trimtab_operator.journal import Identity, RunJournal, Voucher
 from trimtab_operator.run_state import JournalAction, RunPhase, RunState
 
 FIRST = Directive(epoch=1, seq=2, world=1, attempt=1, action=Action.RUN)
@@ -309,7 +309,7 @@ async def test_a_chain_that_is_whole_in_itself_is_not_taken_when_somebody_knows_
     await first.take_over(0)
     await first.append(started())
     await first.append(fact())
-    vouched = first.state.seq, first.state.head
+    vouched = Voucher(first.state.seq, first.state.head, "the TrainingJob's status")
     last = dict(await store.read(run))[3]
     other = last.replace(b'"time":"20', b'"time":"19')
     assert other != last
