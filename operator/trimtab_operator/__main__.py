@@ -149,6 +149,7 @@ async def _lead(
         defaults=settings.workload,
         resync_seconds=settings.resync_seconds,
         namespaces=settings.watch_namespaces,
+        signer=settings.signer,
         oversight=Oversight(settings.breaker, telemetry=Telemetry(REGISTRY), notifier=notifier),
     )
     supervisor = Supervisor(ports)

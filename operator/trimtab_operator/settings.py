@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from trimtab_operator.breaker import BreakerSettings
 from trimtab_operator.errors import InvalidSettings
+from trimtab_operator.signatures import AnchorSigner
 from trimtab_operator.workload import WorkloadDefaults
 
 PREFIX = "TRIMTAB_"
@@ -33,6 +34,8 @@ class Settings(BaseSettings):
     audit_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     audit_access_key_id: _Filled
     audit_secret_access_key: SecretStr
+    anchor_signing_key: SecretStr | None = None
+    """An Ed25519 private key in PEM that signs every JournalAnchor; empty: they are not signed."""
     namespace: _Filled
     pod_name: _Filled
     pod_uid: _Filled
@@ -64,6 +67,14 @@ class Settings(BaseSettings):
     @classmethod
     def _absent_when_empty(cls, value: Any) -> Any:
         return value or None
+
+    @field_validator("anchor_signing_key")
+    @classmethod
+    def _signing_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value().strip():
+            return None
+        AnchorSigner.of_pem(value.get_secret_value().encode())
+        return value
 
     @field_validator("redis_password", "audit_secret_access_key")
     @classmethod
@@ -102,6 +113,12 @@ class Settings(BaseSettings):
             window_seconds=float(self.breaker_window_seconds),
             quiet_seconds=float(self.breaker_quiet_seconds),
         )
+
+    @property
+    def signer(self) -> AnchorSigner | None:
+        """What signs anchors, if anything does."""
+        key = self.anchor_signing_key
+        return AnchorSigner.of_pem(key.get_secret_value().encode()) if key is not None else None
 
     @property
     def workload(self) -> WorkloadDefaults:

@@ -42,9 +42,7 @@ async def stored(ports: Ports, run: RunId) -> Anchor:
 
 
 def anchor_object(run: RunId, **spec: Any) -> dict[str, Any]:
-    given = {
-        name: one for name, one in {**anchor_spec(Anchor(run=str(run), seq=3, hash="a" * 64), run), **spec}.items()
-    }
+    given = {**anchor_spec(Anchor(run=str(run), seq=3, hash="a" * 64), run), **spec}
     metadata = {"name": anchor_name(run), "namespace": run.namespace}
     return {"apiVersion": API_VERSION, "kind": "JournalAnchor", "metadata": metadata, "spec": given}
 
