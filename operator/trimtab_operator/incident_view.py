@@ -11,6 +11,8 @@ from trimtab_operator.workload import TrainingJobView
 
 Status = dict[str, Any]
 
+_PHASES = frozenset(phase.value for phase in IncidentPhase)
+
 
 def incident_object(job: TrainingJobView, incident: Incident) -> Status:
     """A GuardIncident with its immutable trigger and the plans so far."""
@@ -56,6 +58,7 @@ def incident_plans(incident: Incident) -> list[Status]:
 def incident_status(incident: Incident, state: RunState) -> Status:
     """How an incident stands, or how it ended."""
     extent = incident.extent
+    phases = [one for one in incident.phases if one.phase in _PHASES]
     failed = [{"number": plan.number, "reason": printable(plan.failed, 500)} for plan in incident.plans if plan.failed]
     return {
         "phase": IncidentPhase.CLOSED.value if incident.outcome else state.phase.value,
@@ -65,6 +68,8 @@ def incident_status(incident: Incident, state: RunState) -> Status:
         "skipped": {"first": extent.first, "last": extent.last, "bad": extent.bad} if extent else None,
         "failedPlans": failed or None,
         "relapses": incident.relapses,
+        "phases": [{"phase": one.phase, "time": one.time} for one in phases] or None,
+        "resumedTime": next((one.time for one in reversed(phases) if one.phase == IncidentPhase.PROBATION), None),
         "outcome": incident.outcome or None,
         "closedTime": incident.closed_at or None,
     }

@@ -40,6 +40,7 @@ from trimtab_operator.run_state import (
     RunState,
     World,
 )
+from trimtab_operator.suspects import avoided
 
 KEPT_FAILURES = 16
 """So many of a run's newest failures are remembered for the breaker over all runs."""
@@ -275,6 +276,13 @@ def _held(incident: Incident, after: Mapping[str, Any]) -> Incident:
     )
 
 
+def _run_held(state: RunState, record: JournalRecord) -> RunState:
+    after = record.after or {}
+    nodes = [str(one["node"]) for one in after.get("suspects") or ()]
+    state = replace(state, suspect_nodes=avoided(state.suspect_nodes, nodes))
+    return _change_incident(_held)(state, record)
+
+
 def _diagnosed(incident: Incident, after: Mapping[str, Any]) -> Incident:
     changes: dict[str, Any] = {
         name: _read(Measurement, after, name) for name in ("suspect", "restored") if after.get(name) is not None
@@ -392,7 +400,7 @@ _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.INCIDENT_OPENED: _incident_opened,
     JournalAction.RELAPSED: _relapsed,
     JournalAction.UPGRADED: _change_incident(_upgraded),
-    JournalAction.HELD: _change_incident(_held),
+    JournalAction.HELD: _run_held,
     JournalAction.DIAGNOSED: _change_incident(_diagnosed),
     JournalAction.TARGET_SELECTED: _target_selected,
     JournalAction.RESTORED: _restored,

@@ -7,7 +7,7 @@ from trimtab_contract.directives import TerminationMessage, decode
 from trimtab_contract.errors import MalformedDirective
 
 from trimtab_operator.adapters.ports import KubernetesObject, PodView
-from trimtab_operator.observation import Pods, PodsState
+from trimtab_operator.observation import PodPlace, Pods, PodsState
 from trimtab_operator.reasons import Reason
 
 _DEAD = frozenset({"Succeeded", "Failed"})
@@ -37,7 +37,12 @@ def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodVi
         trouble=trouble,
         trouble_reason=reason,
         names=tuple(pod.name for pod in alive if not pod.deleted),
+        places=tuple(sorted(PodPlace(_index(pod), pod.name, pod.node, pod.image_id) for pod in pods)),
     )
+
+
+def _index(pod: PodView) -> int:
+    return -1 if pod.index is None else pod.index
 
 
 def owned_by(body: KubernetesObject, uid: str) -> bool:

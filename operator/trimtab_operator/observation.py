@@ -37,6 +37,16 @@ class Blocker:
     message: str
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PodPlace:
+    """Where a pod of the newest world runs, or ran, and of which image: a digest, once the kubelet knows it."""
+
+    index: int
+    pod: str
+    node: str
+    image: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pods:
     """The newest world as Kubernetes shows it. `messages` come from all dead containers, read to the end."""
@@ -50,6 +60,8 @@ class Pods:
     trouble_reason: Reason | None = None
     """What kind of trouble it is, where it keeps a pod from starting."""
     names: tuple[str, ...] = ()
+    places: tuple[PodPlace, ...] = ()
+    """In order of completion index."""
 
 
 @dataclass(frozen=True, slots=True)

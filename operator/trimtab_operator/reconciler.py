@@ -328,7 +328,9 @@ class RunReconciler:
         missing = self._missing_metrics(surveyed, job)
         waiting = self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers))
         pending = self._anchors.problem
-        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing, waiting, pending)
+        hold = self._ports.oversight.held()
+        held = hold.message if hold is not None and hold.id else ""
+        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing, waiting, pending, held)
 
     def _finish_pending(self, trouble: str) -> str:
         """What a finished world has waited for so long that people must hear of it, or nothing."""

@@ -89,13 +89,16 @@ class Reporter:
         missing_metrics: tuple[MissingMetric, ...],
         finish_pending: str,
         anchor_pending: str = "",
+        automation_held: str = "",
     ) -> None:
         """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
         try:
             for incident in (*state.closed, *((state.incident,) if state.incident else ())):
                 await self._show(job, incident, state)
             await self._answer(job, state, surveyed)
-            await self._patch(body, job, state, surveyed, last, missing_metrics, finish_pending, anchor_pending)
+            await self._patch(
+                body, job, state, surveyed, last, missing_metrics, finish_pending, anchor_pending, automation_held
+            )
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
 
@@ -109,6 +112,7 @@ class Reporter:
         missing_metrics: tuple[MissingMetric, ...],
         finish_pending: str,
         anchor_pending: str,
+        automation_held: str,
     ) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
         status = job_status(
@@ -120,6 +124,7 @@ class Reporter:
             missing_metrics=missing_metrics,
             finish_pending=finish_pending,
             anchor_pending=anchor_pending,
+            automation_held=automation_held,
             last=last,
             now=wall_time(),
             before=list(before.get("conditions") or []),

@@ -280,6 +280,8 @@ class RunState:
     """Why the next rollback or restart waits, where one does."""
     let_go: str = ""
     """The hold that a person lifted for this run."""
+    suspect_nodes: tuple[str, ...] = ()
+    """Nodes that incidents of this run point at; its later worlds prefer others."""
     owed: tuple[Notice, ...] = ()
     """What people are to be told and, as far as the journal knows, were not; the newest ones."""
 

@@ -47,11 +47,12 @@ def job_status(
     now: str,
     before: Sequence[Status],
     anchor_pending: str = "",
+    automation_held: str = "",
 ) -> Status:
     """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times.
 
     `finish_pending` says what a finished world has waited for too long, if it has; `anchor_pending` why the end of
-    the journal is not known outside its bucket.
+    the journal is not known outside its bucket; `automation_held` why no rollback and no restart begins.
     """
     guard = state.guards[-1] if state.guards else None
     over = state.ended or state.phase is RunPhase.FAILED
@@ -64,6 +65,7 @@ def job_status(
             *_guard_conditions(state, blockers, outdated, missing_metrics, before),
             *_end_conditions(state, finish_pending),
             *_anchor_conditions(anchor_pending),
+            *_automation_conditions("" if over else automation_held, before),
         )
     ]
     status: Status = {
@@ -242,6 +244,14 @@ def _end_conditions(state: RunState, finish_pending: str) -> list[ConditionRow]:
     if state.phase is RunPhase.FAILED:
         rows.append((ConditionType.FAILED, True, Reason.FAILED, state.failure))
     return rows
+
+
+def _automation_conditions(held: str, before: Sequence[Status]) -> list[ConditionRow]:
+    """Said while automation is held, and that it was let go."""
+    if held:
+        return [(ConditionType.AUTOMATION_HELD, True, Reason.BREAKER_TRIPPED, held)]
+    shown = ConditionType.AUTOMATION_HELD.value in _shown(before)
+    return [(ConditionType.AUTOMATION_HELD, False, Reason.BREAKER_RELEASED, "")] if shown else []
 
 
 def _anchor_conditions(anchor_pending: str) -> list[ConditionRow]:

@@ -6,7 +6,7 @@ carries a finalizer: everything goes with its owner. Create in the order of `Wor
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -132,8 +132,14 @@ def processes_per_node(spec: TrainingJobSpec) -> int:
     return max(gpus, 1)
 
 
-def world_objects(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, redis_password: str) -> WorldObjects:
-    """The objects of the world that starts with `attempt`."""
+def world_objects(
+    job: TrainingJobView,
+    defaults: WorkloadDefaults,
+    attempt: int,
+    redis_password: str,
+    avoid: Sequence[str] = (),
+) -> WorldObjects:
+    """The objects of the world that starts with `attempt`; its pods prefer other nodes than those of `avoid`."""
     secret = redis_secret(job, redis_password)
     config = yaml.safe_dump(job.spec.trainer.config, sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType] - the stubs leave one parameter untyped
     name, labels = world_name(job.name, attempt), _labels(job, attempt)
@@ -152,7 +158,7 @@ def world_objects(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int
             "ports": [{"name": "rendezvous", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}],
         },
     }
-    return WorldObjects(secret, config_map, service, _job(job, defaults, attempt))
+    return WorldObjects(secret, config_map, service, _job(job, defaults, attempt, avoid))
 
 
 def redis_secret(job: TrainingJobView, password: str) -> KubernetesObject:
@@ -199,7 +205,7 @@ def _labels(job: TrainingJobView, attempt: int | None = None) -> dict[str, str]:
     return labels if attempt is None else {**labels, **_world_labels(job, attempt)}
 
 
-def _job(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int) -> KubernetesObject:
+def _job(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, avoid: Sequence[str]) -> KubernetesObject:
     spec, template = job.spec, job.spec.pod_template
     labels = _labels(job, attempt)
     queue = {name: value for name, value in job.labels.items() if name.startswith(_QUEUE_LABEL_PREFIX)}
@@ -218,7 +224,7 @@ def _job(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int) -> Kube
                     "labels": {**(template.labels or {}), **labels},
                     "annotations": dict(template.annotations or {}),
                 },
-                "spec": _pod_spec(job, defaults, attempt),
+                "spec": {**_pod_spec(job, defaults, attempt), **_avoiding(template.affinity or {}, avoid)},
             },
         },
     }
@@ -280,6 +286,24 @@ def _optional_pod_fields(template: PodTemplate) -> KubernetesObject:
         "imagePullSecrets": [{"name": secret.name} for secret in template.image_pull_secrets],
     }
     return {name: value for name, value in fields.items() if value}
+
+
+AVOIDED_WEIGHT = 100
+"""The largest weight that a preference can have."""
+
+
+def _avoiding(affinity: Mapping[str, Any], nodes: Sequence[str]) -> KubernetesObject:
+    """The job's own affinity and, preferred and never required, any node but those; nothing where there are none.
+
+    By the node's name, which a label need not repeat; the API server takes one value for each such expression.
+    """
+    if not nodes:
+        return {}
+    own: KubernetesObject = dict(affinity.get("nodeAffinity") or {})
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    elsewhere = {"weight": AVOIDED_WEIGHT, "preference": {"matchFields": others}}
+    return {"affinity": {**affinity, "nodeAffinity": {**own, preferred: [*(own.get(preferred) or ()), elsewhere]}}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,7 @@ def _start(
         reason,
         counted=_counted(state),
         generation=observation.limits.generation,
+        **({"avoid": list(state.suspect_nodes)} if state.suspect_nodes else {}),
     )
 
 

@@ -11,6 +11,7 @@ from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation
 from trimtab_operator.progress import DIAGNOSIS_SECONDS
 from trimtab_operator.run_state import JournalAction, RunPhase, RunState
+from trimtab_operator.suspects import suspects
 
 _P = RunPhase
 _STANDING = frozenset({AckState.HOLDING, AckState.RESTORED, AckState.DIAGNOSED})
@@ -54,6 +55,9 @@ def _held(state: RunState, observation: Observation, *, step: int, lost: bool, a
     withheld = observation.withheld
     if withheld is not None and withheld.step == step and not lost:
         after["withheld"] = withheld
+    suspected = suspects(latest, observation.pods.places) if latest is not None and not lost else ()
+    if suspected:
+        after["suspects"] = suspected
     paused = state.incident is not None and state.incident.paused
     if paused and state.incident is not None:
         why = state.incident.latch.message

@@ -157,6 +157,8 @@ class GuardIncidentStatus(Resource):
     finding: Finding | None = None
     finding_reason: LongText | None = None
     """What the finding rests on, and which evidence is missing."""
+    resumed_time: Timestamp | None = None
+    """When the run last went on behind the damage; `phases` say when it fired."""
     skipped: SkippedWindows | None = None
     failed_plans: (
         Annotated[tuple[FailedPlan, ...], Field(max_length=MAX_PLANS, json_schema_extra=list_map("number"))] | None
