@@ -103,6 +103,7 @@ class Reason(StrEnum):
 
     # A person is asked, and answers.
     PAUSED = "Paused"
+    APPROVAL_REQUIRED = "ApprovalRequired"
     REQUEST_ACCEPTED = "RequestAccepted"
     REQUEST_REFUSED = "RequestRefused"
     NEEDS_HUMAN = "NeedsHuman"

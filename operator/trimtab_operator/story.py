@@ -9,7 +9,7 @@ from trimtab_policies.policy import Mode
 from trimtab_operator.adapters.ports import EventType
 from trimtab_operator.notices import DELIVERED
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import JournalAction, RequestState
+from trimtab_operator.run_state import JournalAction, RequestState, RunPhase
 from trimtab_operator.worlds import EDITED, RUN_FAILED, SUSPENDED
 
 After = Mapping[str, Any]
@@ -31,6 +31,7 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.RESTORED: (EventType.NORMAL, Reason.RESTORED),
     JournalAction.RESTORE_FAILED: (EventType.WARNING, Reason.RESTORE_FAILED),
     JournalAction.EXTENT_FOUND: (EventType.NORMAL, Reason.EXTENT_FOUND),
+    JournalAction.SKIPPED: (EventType.NORMAL, Reason.BATCHES_SKIPPED),
     JournalAction.INCIDENT_CLOSED: (EventType.NORMAL, Reason.INCIDENT_CLOSED),
     JournalAction.NEEDS_HUMAN: (EventType.WARNING, Reason.NEEDS_HUMAN),
     JournalAction.COMPLETED: (EventType.NORMAL, Reason.COMPLETED),
@@ -65,6 +66,8 @@ def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
         kind, reason = EventType.WARNING, Reason.REQUEST_REFUSED
     if record.action == JournalAction.HELD and (record.after or {}).get("paused"):
         kind, reason = EventType.WARNING, Reason.PAUSED
+    if (record.after or {}).get("phase") == RunPhase.AWAITING_APPROVAL:
+        kind, reason = EventType.WARNING, Reason.APPROVAL_REQUIRED
     if record.action == JournalAction.STOPPED and record.on_behalf_of:
         kind, reason = EventType.NORMAL, Reason.STOPPED_BY_REQUEST
     return kind, reason, printable(sentence(record))
@@ -127,6 +130,8 @@ def _notice(after: After, told: str) -> str:
 
 def _extent(after: After, told: str) -> str:
     skip: dict[str, Any] = after.get("skip") or {}
+    if "plan" in after:
+        return f"the damage reaches beyond what was approved: {told}"
     return f"skip windows {skip.get('first')} to {skip.get('last')}: {told}"
 
 

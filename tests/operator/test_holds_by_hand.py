@@ -50,7 +50,12 @@ def test_the_trail_of_a_held_run_names_who_asked_and_why_and_no_rule() -> None:
     latch = run.state.incident.latch if run.state.incident else None
     assert latch is not None
     assert latch.asked is not None
-    assert (latch.asked.by, latch.asked.reason, latch.policy, latch.flagged) == ("ada", "seen and understood", None, None)
+    assert (latch.asked.by, latch.asked.reason, latch.policy, latch.flagged) == (
+        "ada",
+        "seen and understood",
+        None,
+        None,
+    )
     (asked,) = records(run, "RunRequested")
     assert asked.on_behalf_of == "ada"
     assert asked.incident == run.state.incident_names[0]

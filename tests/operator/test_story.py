@@ -11,6 +11,7 @@ from scripted_world import ScriptedRun
 from trimtab_contract.directives import Reason as Ending
 from trimtab_contract.journal import Actor, JournalRecord, Phase
 from trimtab_operator.adapters.ports import EventType
+from trimtab_operator.incidents import Wishes
 from trimtab_operator.observation import MissingMetric
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import JournalAction
@@ -48,6 +49,8 @@ def told_by_runs() -> list[JournalRecord]:
         play(replace(DAMAGED, action="Stop")),
         play(replace(DAMAGED, action="Pause", answers=(("StartWorld", "Resume"), ("Held", "Rollback")))),
         play(replace(DAMAGED, refuses_skips=True)),
+        play(Scenario(steps=20, answers=(("WorldRunning", "Skip", Wishes(skip=(15, 16))),))),
+        play(replace(DAMAGED, approval=9, answers=(("TargetSelected", "Approve"),))),
         play(Scenario(bad_config=True), on_tick=lambda run: setattr(run, "generation", 1 + (run.ticks > 8))),
         play(Scenario(steps=20), on_tick=crash),
         play(Scenario(steps=20), on_tick=blind),

@@ -25,12 +25,13 @@ def needed(incident: Incident) -> bool:
 
 def ask(state: RunState, observation: Observation, plan: Plan, reason: dict[str, Any]) -> Command:
     """Show the plan and wait; only its hash can be approved."""
+    deadline = _deadline(state, observation)
     return drafts.record(
         state,
         JournalAction.TARGET_SELECTED,
         _P.AWAITING_APPROVAL,
-        reason={**reason, "question": _question(observation, plan)},
-        after={"plan": plan, "counted": False, "deadline": _deadline(state, observation)},
+        reason={**reason, "message": _question(plan, deadline, reason)},
+        after={"plan": plan, "counted": False, "deadline": deadline},
     )
 
 
@@ -53,13 +54,14 @@ def ask_wider(
     if plan.number > MAX_PLANS:
         why = f"windows {skip.first} to {skip.last} are more than was approved, and an incident holds {MAX_PLANS} plans"
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
+    deadline = _deadline(state, observation)
     return drafts.record(
         state,
         JournalAction.EXTENT_FOUND,
         _P.AWAITING_APPROVAL,
-        reason={**reason, "question": _question(observation, plan)},
+        reason={**reason, "message": _question(plan, deadline, reason)},
         evidence=observation.probe_evidence,
-        after={"skip": skip, "plan": plan, "deadline": _deadline(state, observation)},
+        after={"skip": skip, "plan": plan, "deadline": deadline},
     )
 
 
@@ -80,5 +82,14 @@ def _deadline(state: RunState, observation: Observation) -> str:
     return (datetime.fromisoformat(observation.now) + timedelta(seconds=seconds or 0)).isoformat()
 
 
-def _question(observation: Observation, plan: Plan) -> str:
-    return f"plan {plan.hash[:12]} waits: say `trimtab job approve {observation.job}` or `reject`"
+def _question(plan: Plan, deadline: str, reason: dict[str, Any]) -> str:
+    asks = f"plan {plan.number} waits for approval until {deadline[:19]}Z: {plan_words(plan)}"
+    return f"{asks}; its hash is {plan.hash} ({reason['message']})"
+
+
+def plan_words(plan: Plan) -> str:
+    """A plan in words: all that its hash is of."""
+    bound, rate = plan.bound, plan.learning_rate
+    skips = f"skip nothing outside windows {bound[0]} to {bound[1]}" if bound else "skip nothing"
+    slower = f", {rate.scale:g} of the learning rate up to step {rate.until_step}" if rate else ""
+    return f"restore step {plan.target.step}, {skips}{slower}"
