@@ -32,6 +32,13 @@ def surviving_segments(state: RunState, attempt: int) -> tuple[Segment, ...]:
 def archived_points(
     store: ObjectStore, root: str, run: RunId, segments: Sequence[Segment], first: int, last: int
 ) -> Iterator[LogPoint]:
+    """The records of steps `first` to `last` of a surviving history as points, in order."""
+    return map(_point, archived_records(store, root, run, segments, first, last))
+
+
+def archived_records(
+    store: ObjectStore, root: str, run: RunId, segments: Sequence[Segment], first: int, last: int
+) -> Iterator[MetricRecord]:
     """The records of steps `first` to `last` of a surviving history, in order."""
     for segment in segments:
         for key in store.sizes(keys.records_prefix(root, run, segment.attempt)):
@@ -45,7 +52,7 @@ def archived_points(
             for record in records:
                 within = segment.last is None or record.step <= segment.last
                 if within and max(first, segment.first) <= record.step <= last:
-                    yield _point(record)
+                    yield record
 
 
 def policies_in_force(audit: ObjectStore, state: RunState, attempt: int, step: int) -> tuple[AcceptedPolicy, ...]:

@@ -7,7 +7,7 @@ what spans several fields is in `checks`. `parse_policy` applies both and report
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, cast
@@ -116,6 +116,12 @@ class AcceptedPolicy:
     ) -> Self:
         """The policy with its hash computed."""
         return cls(kind, namespace, name, uid, generation, policy_hash(spec), spec)
+
+
+def enforced(policy: AcceptedPolicy) -> AcceptedPolicy:
+    """The policy as if it might act, where what it would have done is the question."""
+    spec = policy.spec.model_copy(update={"mode": Mode.ENFORCE})
+    return replace(policy, spec=spec, hash=policy_hash(spec))
 
 
 def parse_policy(spec: object) -> GuardPolicySpec:

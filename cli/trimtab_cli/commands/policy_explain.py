@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from trimtab_policies.backtest import Judged
-from trimtab_policies.backtest.inspection import Inspection, inspect_step
+from trimtab_policies.backtest.inspection import Inspected, Inspection, inspect_step
 from trimtab_policies.decision import Decision, decide
 from trimtab_policies.explanation import explain as sentence
 from trimtab_policies.policy import AcceptedPolicy, Mode
@@ -21,7 +20,8 @@ from trimtab_cli.log_files import mapping_of, open_log
 from trimtab_cli.options import FormatOption, LogOption, MapOption, OutputOption
 from trimtab_cli.output import Format, Output
 from trimtab_cli.policy_loading import load_policies
-from trimtab_cli.run_records import archived_points, policies_in_force, surviving_segments
+from trimtab_cli.run_records import archived_records, policies_in_force, surviving_segments
+from trimtab_cli.step_judgement import judge_step
 from trimtab_cli.trail import read_trail
 
 _STYLES = {"Firing": "bold red", "Healthy": "green", "Error": "bold red"}
@@ -57,13 +57,13 @@ def explain(
     if job is not None:
         if logs or mapping or log_format:
             raise UsageError("--job reads the job's archive: leave out --log, --map and --format.")
-        source, found = job, _of_job(output, access, job, files or [], step, attempt)
+        source, (found, settled) = job, _of_job(output, access, job, files or [], step, attempt)
     else:
         policy_paths, log_paths = told_apart(files or [], logs or ())
         path, *more = log_paths
         if more:
             raise UsageError(f"Name one log; these are {len(log_paths)}.")
-        source, bar = str(path), ReadingBar(path, output.messages)
+        source, settled, bar = str(path), None, ReadingBar(path, output.messages)
         policies = load_policies(policy_paths)
         log = open_log(path, format=log_format, mapping=mapping_of(mapping or ()), progress=bar.advance)
         with bar.shown:
@@ -73,10 +73,16 @@ def explain(
     if judged is None:
         raise NotFound(_missing(source, step, attempt, found))
     decision = decide(judged.verdicts, guard_mode=Mode.ENFORCE)
-    output.result(_as_json(source, judged, found, decision), lambda: _show(output, source, judged, found, decision))
+    output.result(
+        _as_json(source, judged, found, decision, settled),
+        lambda: _show(output, source, judged, found, decision, settled),
+    )
 
 
-def _of_job(output: Output, access: Access, job: str, files: list[Path], step: int, attempt: int | None) -> Inspection:
+def _of_job(
+    output: Output, access: Access, job: str, files: list[Path], step: int, attempt: int | None
+) -> tuple[Inspection, int | None]:
+    """What was said of the step, and behind which step a person let the run go on afterwards, if one did."""
     run = access.run(job)
     with output.busy("reading the trail and the archive"):
         state = read_trail(access.journal(run)).state
@@ -87,8 +93,9 @@ def _of_job(output: Output, access: Access, job: str, files: list[Path], step: i
         policies = policies or policies_in_force(access.audit, state, owner, step)
         store, root = access.checkpoints(access.job_of(run))
         first = step - retention(policies)
-        points = archived_points(store, root, run, surviving_segments(state, owner), first, step)
-        return inspect_step(policies, points, step, owner)
+        records = archived_records(store, root, run, surviving_segments(state, owner), first, step)
+        settled = min((resumed for resumed in state.resumed(owner) if step <= resumed), default=None)
+        return judge_step(policies, records, state, owner, step), settled
 
 
 def _missing(source: str, step: int, attempt: int | None, found: Inspection) -> str:
@@ -99,11 +106,12 @@ def _missing(source: str, step: int, attempt: int | None, found: Inspection) -> 
     return f"{source} has no step {step}" + (f"; the nearest are {' and '.join(near)}." if near else ".")
 
 
-def _show(output: Output, source: str, judged: Judged, found: Inspection, decision: Decision) -> None:
-    entry = judged.entry
-    others = [str(one) for one in dict.fromkeys(found.attempts) if one != entry.attempt]
+def _show(
+    output: Output, source: str, judged: Inspected, found: Inspection, decision: Decision, settled: int | None
+) -> None:
+    others = [str(one) for one in dict.fromkeys(found.attempts) if one != judged.attempt]
     also = f"; attempt {', '.join(others)} has this step too" if others else ""
-    output.line(f"{source}: step {entry.record.step} of attempt {entry.attempt}, line {entry.line}{also}", "bold")
+    output.line(f"{source}: step {judged.step} of attempt {judged.attempt}, line {judged.line}{also}", "bold")
     several = len({verdict.policy.name for verdict in judged.verdicts}) > 1
     for verdict in judged.verdicts:
         name = f"{verdict.policy.name}/{verdict.rule.name}" if several else verdict.rule.name
@@ -116,16 +124,20 @@ def _show(output: Output, source: str, judged: Judged, found: Inspection, decisi
     first = winner.first_bad_step
     since = f"; the first bad step is {first}" if first is not None else ""
     output.line(f"would have: {action.value}, asked for by {winner.rule.name}{since}", "bold")
+    if settled is not None:
+        output.line(f"settled: a person let the run go on behind step {settled}")
 
 
-def _as_json(source: str, judged: Judged, found: Inspection, decision: Decision) -> dict[str, Any]:
-    entry = judged.entry
+def _as_json(
+    source: str, judged: Inspected, found: Inspection, decision: Decision, settled: int | None
+) -> dict[str, Any]:
     return {
         "source": source,
-        "step": entry.record.step,
-        "attempt": entry.attempt,
+        "step": judged.step,
+        "attempt": judged.attempt,
         "attempts": found.attempts,
-        "line": entry.line,
+        "line": judged.line,
+        "settledBehind": settled,
         "action": decision.action.value if decision.action else None,
         "rule": decision.winner.rule.name if decision.winner else None,
         "verdicts": [_verdict(verdict) for verdict in judged.verdicts],

@@ -4,11 +4,21 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from trimtab_policies.backtest.judging import Backtest, Judged
+from trimtab_policies.backtest.judging import Backtest
 from trimtab_policies.log_readers.points import LogPoint
 from trimtab_policies.policy import AcceptedPolicy
+from trimtab_policies.verdicts import Verdict
 
 _MOST_ATTEMPTS = 100
+
+
+class Inspected(msgspec.Struct, frozen=True):
+    """A record and the verdicts on it, in the order of policies and rules."""
+
+    step: int
+    attempt: int
+    line: int
+    verdicts: tuple[Verdict, ...]
 
 
 class Inspection(msgspec.Struct, frozen=True):
@@ -17,7 +27,7 @@ class Inspection(msgspec.Struct, frozen=True):
     `attempts` are the first of those that have the step; `before` and `after` the nearest steps that the log has.
     """
 
-    judged: Judged | None
+    judged: Inspected | None
     attempts: tuple[int, ...]
     before: int | None
     after: int | None
@@ -28,7 +38,7 @@ def inspect_step(
 ) -> Inspection:
     """Judge a log and keep what was said about one step."""
     backtest = Backtest(policies)
-    found: Judged | None = None
+    found: Inspected | None = None
     attempts: list[int] = []
     before: int | None = None
     after: int | None = None
@@ -36,12 +46,12 @@ def inspect_step(
         judged = backtest.take(point)
         if judged is None:
             continue
-        here = point.step
+        here, entry = point.step, judged.entry
         if here == step:
-            if attempt is None or judged.entry.attempt == attempt:
-                found = judged
+            if attempt is None or entry.attempt == attempt:
+                found = Inspected(step, entry.attempt, entry.line, judged.verdicts)
             if len(attempts) < _MOST_ATTEMPTS:
-                attempts.append(judged.entry.attempt)
+                attempts.append(entry.attempt)
         elif here < step:
             before = here if before is None else max(before, here)
         else:

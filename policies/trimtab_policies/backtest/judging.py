@@ -7,7 +7,6 @@ they stay NoData. Metrics are judged as the log has them and none is made up: a 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 
 import msgspec
@@ -21,7 +20,7 @@ from trimtab_policies.backtest.spikes import SpikeSurvey
 from trimtab_policies.decision import decide
 from trimtab_policies.evaluation import Engine
 from trimtab_policies.log_readers.points import LogPoint
-from trimtab_policies.policy import AcceptedPolicy, Mode, policy_hash
+from trimtab_policies.policy import AcceptedPolicy, Mode, enforced
 from trimtab_policies.reach import retention
 from trimtab_policies.verdicts import Reason, State, Verdict
 
@@ -45,7 +44,7 @@ class Backtest:
     def __init__(self, policies: Sequence[AcceptedPolicy], *, curves: bool = False) -> None:
         """`policies` judge together, as on one job; `curves` are kept for drawing."""
         self._observing = tuple(policy.name for policy in policies if policy.mode is Mode.OBSERVE)
-        self._policies = tuple(_enforced(policy) for policy in policies)
+        self._policies = tuple(enforced(policy) for policy in policies)
         rules = [(policy, rule) for policy in self._policies for rule in policy.spec.rules]
         self._rules = rules
         self._metrics = frozenset(rule.metric for _, rule in rules if rule.metric is not None)
@@ -208,12 +207,6 @@ def judge_log(policies: Sequence[AcceptedPolicy], points: Iterable[LogPoint]) ->
     for point in points:
         backtest.take(point)
     return backtest.report()
-
-
-def _enforced(policy: AcceptedPolicy) -> AcceptedPolicy:
-    """The policy as if it might act: what it would have done is the question."""
-    spec = policy.spec.model_copy(update={"mode": Mode.ENFORCE})
-    return replace(policy, spec=spec, hash=policy_hash(spec))
 
 
 def _resumed_at(arrival: Arrival) -> int:
