@@ -12,7 +12,7 @@ from trimtab_contract.directives import Ack, AckState, Action, Diagnose, Directi
 from trimtab_contract.evidence import ProbeEvidence, encode_probe
 from trimtab_contract.keys import RunId, evidence_object
 from trimtab_operator.adapters.s3 import S3CheckpointStore, S3CheckpointStores
-from trimtab_operator.probes import MAX_PROBE_BYTES, ProbeProblem, read_probe
+from trimtab_operator.probes import MAX_PROBE_BYTES, ProbeProblem, read_probe, read_suspect
 
 RUN = RunId("lab", "demo", "uid")
 SECRET = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
@@ -114,3 +114,34 @@ async def test_evidence_that_is_missing_or_not_named_is_a_problem(store: S3Check
     said = ack(AckState.DIAGNOSED, attempt=2, evidence=EvidenceReference(key=key, sha256="0" * 64))
     with pytest.raises(ProbeProblem, match="does not exist"):
         await read_probe(store, RUN, said, INCIDENT, DIRECTIVE)
+
+
+HELD = msgspec.structs.replace(DIRECTIVE, restore=None, diagnose=Diagnose(windows=(FIRST, FLAGGED), control=CONTROL))
+SUSPECT = msgspec.structs.replace(PROBE, state=None, windows=PROBE.windows[: FLAGGED - FIRST + 1])
+
+
+async def test_what_a_held_world_measured_on_its_own_state_is_believed(
+    store: S3CheckpointStore, object_store: ObjectStoreServer, bucket: str
+) -> None:
+    body = encode_probe(SUSPECT)
+    assert await read_suspect(store, RUN, diagnosed(object_store, bucket, body), HELD) == (SUSPECT, body)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"state": TARGET}, "and not on the held state"),
+        ({"attempt": 1}, "another attempt"),
+        ({"windows": PROBE.windows}, f"not {FIRST} to {FLAGGED}"),
+        ({"control": ()}, "control windows"),
+        ({"control": ((CONTROL[0], 1e308), *PROBE.control[1:])}, "32 bits"),
+    ],
+)
+async def test_a_held_world_that_answers_something_else_is_a_problem(
+    store: S3CheckpointStore, object_store: ObjectStoreServer, bucket: str, change: dict[str, Any], why: str
+) -> None:
+    said = diagnosed(object_store, bucket, encode_probe(msgspec.structs.replace(SUSPECT, **change)))
+    with pytest.raises(ProbeProblem, match=why):
+        await read_suspect(store, RUN, said, HELD)
+    with pytest.raises(ProbeProblem, match="nothing was to be measured"):
+        await read_suspect(store, RUN, said, msgspec.structs.replace(HELD, diagnose=None))

@@ -1,11 +1,14 @@
 """Whether a world hangs, on a clock that the test turns."""
 
+import msgspec
 import pytest
 from run_states import ack
-from trimtab_contract.directives import Ack, AckState
+from trimtab_contract.directives import Ack, AckState, Action, Diagnose, Directive
 from trimtab_operator.progress import (
+    DIAGNOSIS_SECONDS,
     FINAL_CHECK_SECONDS,
     HELD_DEADLINE_SECONDS,
+    DiagnosisClock,
     FinalCheckClock,
     ProgressClock,
 )
@@ -92,3 +95,21 @@ def test_a_last_checkpoint_is_waited_for_from_the_last_judged_step_on_and_only_f
     assert not clock.observe(500.0 + FINAL_CHECK_SECONDS - 1, finished, 80)
     assert clock.observe(500.0 + FINAL_CHECK_SECONDS, finished, 80)
     assert not clock.observe(1000.0, ack(AckState.FINISHED, attempt=2), 80)
+
+
+def test_a_measurement_is_late_after_its_time_counted_only_while_redis_answers() -> None:
+    clock = DiagnosisClock()
+    asked = Directive(
+        epoch=1, seq=9, world=1, attempt=1, action=Action.HOLD, diagnose=Diagnose(windows=(3, 5), control=(1, 2))
+    )
+    renewed = msgspec.structs.replace(asked, epoch=2, seq=12)
+    assert not clock.observe(0.0, None, waits=True, bus_answers=True)
+    assert not clock.observe(0.0, asked, waits=True, bus_answers=True)
+    assert not clock.observe(200.0, asked, waits=True, bus_answers=True)
+    assert not clock.observe(5000.0, renewed, waits=True, bus_answers=False)
+    assert not clock.observe(6000.0, renewed, waits=True, bus_answers=True)
+    assert not clock.observe(6000.0 + DIAGNOSIS_SECONDS - 201, renewed, waits=True, bus_answers=True)
+    assert clock.observe(6000.0 + DIAGNOSIS_SECONDS - 200, renewed, waits=True, bus_answers=True)
+    other = msgspec.structs.replace(asked, attempt=2)
+    assert not clock.observe(9000.0, other, waits=True, bus_answers=True)
+    assert not clock.observe(9000.0 + DIAGNOSIS_SECONDS, other, waits=False, bus_answers=True)

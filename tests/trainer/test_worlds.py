@@ -313,6 +313,11 @@ def test_without_a_store_training_goes_on_and_a_suspect_state_is_never_saved_at_
             diagnose = Diagnose(windows=(3, 4), control=(0,))
             hold = run.direct(Action.HOLD, incident="i-1", diagnose=diagnose)
             held = run.ack(AckState.HOLDING, hold)
+            # What cannot be stored keeps nobody from the next directive; asked again, the same losses are stored.
+            run.ack(AckState.HOLDING, run.direct(Action.HOLD, incident="i-2"))
+            hold = run.direct(Action.HOLD, incident="i-1", diagnose=diagnose)
+            run.ack(AckState.HOLDING, hold)
+            assert AckState.DIAGNOSED not in {ack.state for ack in run.acks()}
         finally:
             run.store.start()
         evidence = decode_probe(object_of(run, run.ack(AckState.DIAGNOSED, hold).evidence))
