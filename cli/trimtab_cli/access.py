@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trimtab_contract import keys
+from trimtab_contract.anchors import Anchor, anchor_name
 from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId
+from trimtab_operator.errors import InvalidResource
+from trimtab_operator.resources import parse_journal_anchor
 
 from trimtab_cli.adapters.object_store import BucketAddress, ObjectStore
 from trimtab_cli.cluster_choice import ClusterChoice, KubernetesObject
@@ -73,6 +76,16 @@ class Access:
         if found["metadata"]["uid"] != run.uid:
             raise NotFound(f"The TrainingJob {run.namespace}/{run.name} of now is a newer one than that of {run}.")
         return found
+
+    def anchor_of(self, run: RunId) -> Anchor | None:
+        """The run's JournalAnchor; None where there is none. Raises CliError where the cluster cannot be asked."""
+        try:
+            body = self.cluster.resource("journalanchors", anchor_name(run), run.namespace)
+            return parse_journal_anchor(body)[1]
+        except NotFound:
+            return None
+        except InvalidResource as error:
+            raise CliError(f"{error}.") from error
 
     def run(self, job: str) -> RunId:
         """The run of a TrainingJob's name, of a deleted job's name, or of `NAMESPACE/NAME/UID`."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from trimtab_contract.anchors import Anchor
 from trimtab_contract.errors import MalformedJournal
 from trimtab_contract.journal import (
     GENESIS,
@@ -19,12 +20,13 @@ from trimtab_contract.journal import (
     record_hash,
     verify_chain,
 )
-from trimtab_contract.keys import policy_text
+from trimtab_contract.keys import RunId, policy_text
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.remediation import IllegalTransition, check_transition
 from trimtab_operator.run_state import AcceptedGuard, JournalAction, RunState
 
 from trimtab_cli.errors import MalformedTrail
+from trimtab_cli.trail_snapshots import Snapshots, check_snapshots
 
 _UNREADABLE = (KeyError, TypeError, ValueError, msgspec.MsgspecError)
 
@@ -42,8 +44,10 @@ class Trail:
 class TrailReport:
     """What verification found.
 
-    `intact_until` is the last sequence number up to which the chain is unbroken. `vouched_until` is the record whose
-    hash is known from outside the journal, 0 when there is none: only up to there is the end of the trail proved.
+    `intact_until` is the last sequence number up to which the chain is unbroken. `vouched_until` is the newest record
+    whose hash is known from outside the journal, 0 when there is none: only up to there is the end of the trail proved.
+    `anchored_until` is the one that the JournalAnchor knows. `snapshots` says how many were computed again from the
+    records before them, `other_snapshots` how many another version of the operator wrote.
     """
 
     records: int
@@ -51,6 +55,9 @@ class TrailReport:
     head_hash: str
     intact_until: int
     vouched_until: int
+    anchored_until: int
+    snapshots: int
+    other_snapshots: int
     phase: str
     ignored: tuple[int, ...]
     evidence: int
@@ -90,21 +97,36 @@ def understood_trail(bodies: Sequence[tuple[int, bytes]]) -> Trail:
     return Trail(records, effective(records), state)
 
 
-def examine(bodies: Sequence[tuple[int, bytes]], vouched: tuple[int, str] | None = None) -> TrailReport:
-    """Verify chain and fold; `vouched` is (sequence number, hash) of a record as known from elsewhere."""
+def examine(
+    bodies: Sequence[tuple[int, bytes]],
+    vouched: tuple[int, str] | None = None,
+    anchor: Anchor | None = None,
+    run: RunId | None = None,
+) -> TrailReport:
+    """Verify chain and fold; `vouched` is (sequence number, hash) of a record as the TrainingJob's status knows it.
+
+    Without `run` snapshots are not computed again, and anchors of other runs not refused.
+    """
     chain = verify_chain(bodies)
     state, illegal = _check_fold(readable_records(bodies))
-    vouched_until, mismatch = _check_vouched(bodies, vouched)
+    told, mismatch = _check_vouched(bodies, vouched, "the TrainingJob's status")
+    foreign = (f"the anchor is that of run {anchor.run}",) if anchor and run and anchor.run != str(run) else ()
+    known = (anchor.seq, anchor.hash) if anchor is not None and not foreign else None
+    anchored, disagreement = _check_vouched(bodies, known, "its JournalAnchor")
+    snapshots = check_snapshots(bodies, run) if run is not None else Snapshots(0, 0, ())
     return TrailReport(
         records=chain.records,
         head_seq=chain.head_seq,
         head_hash=chain.head_hash,
         intact_until=_intact_until(bodies),
-        vouched_until=vouched_until,
+        vouched_until=max(told, anchored),
+        anchored_until=anchored,
+        snapshots=snapshots.computed,
+        other_snapshots=snapshots.others,
         phase=state.phase.value,
         ignored=chain.ignored,
         evidence=len(named_evidence(readable_records(bodies))),
-        problems=(*chain.problems, *illegal, *mismatch),
+        problems=(*chain.problems, *illegal, *snapshots.problems, *mismatch, *foreign, *disagreement),
     )
 
 
@@ -153,15 +175,17 @@ def _check_fold(records: Sequence[JournalRecord]) -> tuple[RunState, tuple[str, 
     return state, tuple(problems)
 
 
-def _check_vouched(bodies: Sequence[tuple[int, bytes]], vouched: tuple[int, str] | None) -> tuple[int, tuple[str, ...]]:
+def _check_vouched(
+    bodies: Sequence[tuple[int, bytes]], vouched: tuple[int, str] | None, by: str
+) -> tuple[int, tuple[str, ...]]:
     if vouched is None:
         return 0, ()
     seq, known = vouched
     body = next((body for key_seq, body in bodies if key_seq == seq), None)
     if body is None:
-        return 0, (f"record {seq} is missing, and the TrainingJob's status knows its hash",)
+        return 0, (f"record {seq} is missing, and {by} knows its hash",)
     if record_hash(body) != known:
-        return 0, (f"record {seq}: its hash is not the one in the TrainingJob's status",)
+        return 0, (f"record {seq}: its hash is not the one in {by}: it or one before it was written anew",)
     return seq, ()
 
 

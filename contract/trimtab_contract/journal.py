@@ -138,13 +138,14 @@ def verify_chain(bodies: Sequence[tuple[int, bytes]]) -> ChainReport:
     """Check stored records, given as (sequence number in the key, bytes) in key order.
 
     Reports gaps, altered bytes (the successor's `prev` no longer matches), bodies that are not canonical, sequence
-    numbers that differ from their key, and results without an earlier intent; names records of fenced operators.
+    numbers that differ from their key, and results without an earlier intent; names records of fenced operators. Of
+    two records that do not fit together the one is named that no other record knows.
     """
     problems: list[str] = []
     ignored: list[int] = []
     previous_hash, expected_seq, highest_epoch = GENESIS, 1, 0
     intents: set[str] = set()
-    for key_seq, body in bodies:
+    for position, (key_seq, body) in enumerate(bodies):
         if key_seq != expected_seq:
             problems.append(f"record {expected_seq} is missing; the next one found is {key_seq}")
         try:
@@ -153,7 +154,9 @@ def verify_chain(bodies: Sequence[tuple[int, bytes]]) -> ChainReport:
             problems.append(f"record {key_seq}: {error}")
             previous_hash, expected_seq = record_hash(body), key_seq + 1
             continue
-        problems += [f"record {key_seq}: {text}" for text in _problems(record, body, key_seq, previous_hash)]
+        if record.prev != previous_hash:
+            problems.append(_misfit(bodies, position, expected_seq))
+        problems += [f"record {key_seq}: {text}" for text in _problems(record, body, key_seq)]
         if record.actor.epoch < highest_epoch:
             ignored.append(key_seq)
         else:
@@ -166,12 +169,26 @@ def verify_chain(bodies: Sequence[tuple[int, bytes]]) -> ChainReport:
     return ChainReport(len(bodies), expected_seq - 1, previous_hash, tuple(problems), tuple(ignored))
 
 
-def _problems(record: JournalRecord, body: bytes, key_seq: int, previous_hash: str) -> list[str]:
+def _misfit(bodies: Sequence[tuple[int, bytes]], position: int, expected_seq: int) -> str:
+    """Which of a record and the one before it is wrong: what the next record continues is as it was written."""
+    key_seq, body = bodies[position]
+    whole = key_seq == expected_seq and position > 0
+    if whole and position + 1 < len(bodies) and _continues(bodies[position + 1][1], body):
+        return f"record {key_seq - 1}: it was altered: its hash is not the one that record {key_seq} continues"
+    return f"record {key_seq}: it does not continue the hash of the record before it"
+
+
+def _continues(following: bytes, body: bytes) -> bool:
+    try:
+        return parse_record(following).prev == record_hash(body)
+    except MalformedJournal:
+        return False
+
+
+def _problems(record: JournalRecord, body: bytes, key_seq: int) -> list[str]:
     found: list[str] = []
     if record.seq != key_seq:
         found.append(f"its content says sequence number {record.seq}")
-    if record.prev != previous_hash:
-        found.append("it does not continue the hash of the record before it")
     if canonical_bytes(record) != body:
         found.append("its bytes are not the canonical form of its content")
     return found

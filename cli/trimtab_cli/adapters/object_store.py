@@ -11,6 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
+from trimtab_cli.bucket_versions import ObjectVersions, Versioning
 from trimtab_cli.errors import NotAllowed, NotFound, Unreachable
 
 CHUNK_BYTES = 1 << 20
@@ -67,6 +68,31 @@ class ObjectStore:
             for page in pages:
                 names += [item["Prefix"].removeprefix(prefix).rstrip("/") for item in page.get("CommonPrefixes", ())]
         return tuple(names)
+
+    def versioning(self) -> Versioning:
+        """Whether the bucket keeps what is replaced or deleted; Unknown where that may not be asked."""
+        try:
+            with self._translated("its versioning"):
+                status = self._client.get_bucket_versioning(Bucket=self.address.bucket).get("Status")
+        except NotAllowed:
+            return Versioning.UNKNOWN
+        return Versioning(status) if status in set(Versioning) else Versioning.OFF
+
+    def versions(self, prefix: str) -> dict[str, ObjectVersions]:
+        """Versions and delete markers by key of every object under a prefix, also of those that were deleted."""
+        found: dict[str, ObjectVersions] = {}
+        with self._translated(prefix):
+            pages = self._client.get_paginator("list_object_versions").paginate(
+                Bucket=self.address.bucket, Prefix=prefix
+            )
+            for page in pages:
+                for item in page.get("Versions", ()):
+                    one = found.get(item["Key"], ObjectVersions())
+                    found[item["Key"]] = ObjectVersions(one.versions + 1, one.deletions)
+                for item in page.get("DeleteMarkers", ()):
+                    one = found.get(item["Key"], ObjectVersions())
+                    found[item["Key"]] = ObjectVersions(one.versions, one.deletions + 1)
+        return found
 
     def get(self, key: str) -> bytes:
         """The bytes of an object; raises NotFound."""
