@@ -10,12 +10,12 @@ from played_trainer import RUN, Scenario
 from scripted_world import Killed, ScriptedRun
 from trimtab_contract.directives import Directive, decode
 from trimtab_contract.journal import JournalRecord, Phase
-from trimtab_operator.commands import Append, Draft
+from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.errors import Conflict, StoreUnavailable
 from trimtab_operator.journal import Identity, RunJournal
-from trimtab_operator.observation import Acks
+from trimtab_operator.observation import Acks, Observation
 from trimtab_operator.remediation import advance
-from trimtab_operator.run_state import JournalAction, PendingEffect
+from trimtab_operator.run_state import JournalAction, PendingEffect, RunState
 
 COMMANDS_PER_TURN = 60
 """No turn needs more; a state machine that never comes to rest is a defect."""
@@ -69,7 +69,7 @@ class ScriptedOperator:
             for ack in self.run.acks[self._read :]:
                 self._read += 1
                 self._acks = self._acks.hear(f"{self._read}-0", ack, self.journal.state)
-            command = advance(self.journal.state, self.run.observe(self.journal.state, self._acks, pods))
+            command = self.decide(self.journal.state, self.run.observe(self.journal.state, self._acks, pods))
             if command is None:
                 return
             if isinstance(command, Append):
@@ -79,6 +79,10 @@ class ScriptedOperator:
                 self.finish(command.effect)
                 pods = self.run.pods(self.journal.state)
         raise AssertionError(f"no rest after {COMMANDS_PER_TURN} commands; the last was {command}")
+
+    def decide(self, state: RunState, observation: Observation) -> Command | None:
+        """Ask the state machine."""
+        return advance(state, observation)
 
     def settle(self) -> None:
         """What became of an append whose reply was lost?"""
@@ -114,12 +118,13 @@ def play(
     kills: Iterable[tuple[int, str]] = (),
     on_record: Callable[[ScriptedRun, JournalRecord], None] | None = None,
     on_tick: Callable[[ScriptedRun], None] | None = None,
-    operator: type[ScriptedOperator] = ScriptedOperator,
+    operator: Callable[[ScriptedRun], ScriptedOperator] = ScriptedOperator,
+    world: Callable[[Scenario], ScriptedRun] = ScriptedRun,
     at_least: int = 0,
     ticks: int = 600,
 ) -> ScriptedRun:
     """Play a run until it rests for good: ended with its pods, or nothing changed for a while after `at_least`."""
-    run = ScriptedRun(scenario)
+    run = world(scenario)
     run.kills = frozenset(kills)
     if on_record is not None:
         run.on_record = lambda record: on_record(run, record)
