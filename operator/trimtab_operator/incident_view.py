@@ -3,9 +3,10 @@
 from typing import Any
 
 from trimtab_operator.incidents import Incident, Latch, Plan
+from trimtab_operator.phases.approval import plan_words
 from trimtab_operator.resources import API_VERSION
 from trimtab_operator.resources.guard_incident import IncidentPhase
-from trimtab_operator.run_state import RunState
+from trimtab_operator.run_state import RunPhase, RunState
 from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
 
@@ -67,12 +68,43 @@ def incident_status(incident: Incident, state: RunState) -> Status:
         "findingReason": incident.finding_why or None,
         "skipped": {"first": extent.first, "last": extent.last, "bad": extent.bad} if extent else None,
         "failedPlans": failed or None,
+        "target": incident.target.step if incident.target else None,
+        "skip": _skip(incident),
+        "approval": _approval(incident),
+        "message": printable(incident_message(incident, state), 1000),
         "relapses": incident.relapses,
         "phases": [{"phase": one.phase, "time": one.time} for one in phases] or None,
         "resumedTime": next((one.time for one in reversed(phases) if one.phase == IncidentPhase.PROBATION), None),
         "outcome": incident.outcome or None,
         "closedTime": incident.closed_at or None,
     }
+
+
+def incident_message(incident: Incident, state: RunState) -> str:
+    """What an incident waits for, while it waits for a person; else what began it."""
+    if incident.outcome or state.incident is None or state.incident.name != incident.name:
+        return incident.latch.message
+    if state.phase is RunPhase.AWAITING_APPROVAL and incident.plan is not None:
+        plan = incident.plan
+        waits = f"plan {plan.number} waits for approval until {incident.deadline[:19]}Z: {plan_words(plan)}"
+        return f"{waits}; approve or reject {plan.hash}"
+    return state.question if state.phase is RunPhase.NEEDS_HUMAN else incident.latch.message
+
+
+def _skip(incident: Incident) -> str | None:
+    if incident.extent is not None:
+        return f"{incident.extent.first}-{incident.extent.last}"
+    plan = incident.plan
+    if plan is None or plan.bound is None or incident.extent_done:
+        return None
+    return f"{plan.bound[0]}-{plan.bound[1]} at most"
+
+
+def _approval(incident: Incident) -> Status | None:
+    plan = incident.plan
+    if plan is None or not incident.deadline:
+        return None
+    return {"planHash": plan.hash, "deadline": incident.deadline, "approvedBy": plan.approved_by or None}
 
 
 def _cause(latch: Latch) -> Status:
@@ -109,10 +141,13 @@ def _cause(latch: Latch) -> Status:
 
 
 def _plan(plan: Plan) -> Status:
-    target = plan.target
+    target, bound, rate = plan.target, plan.bound, plan.learning_rate
     return {
         "number": plan.number,
         "target": {"step": target.step, "key": target.key, "sha256": target.sha256},
+        **({"skipBound": {"first": bound[0], "last": bound[1]}} if bound else {}),
+        **({"learningRate": {"scale": f"{rate.scale:g}", "untilStep": rate.until_step}} if rate else {}),
+        **({"hash": plan.hash} if plan.hash else {}),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from trimtab_contract.metrics import MetricRecord
 
 from trimtab_operator.guards import GuardProblem
+from trimtab_operator.incident_view import incident_message
 from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.requests import how_to_answer
@@ -149,6 +150,8 @@ def _message(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequen
         return state.failure
     if state.phase is RunPhase.NEEDS_HUMAN:
         return state.question
+    if state.phase is RunPhase.AWAITING_APPROVAL and state.incident is not None:
+        return f"{incident_message(state.incident, state)} with `trimtab job approve {job.name}` or `reject`"
     if shown_phase(state) is RunPhase.PENDING and (job.spec.suspend or blockers):
         suspended = (SUSPENDED,) if job.spec.suspend else ()
         return "; ".join((*suspended, *(blocker.message for blocker in blockers)))
@@ -239,6 +242,9 @@ def _end_conditions(state: RunState, finish_pending: str) -> list[ConditionRow]:
         rows.append((ConditionType.FINISH_PENDING, True, Reason.FINISH_PENDING, finish_pending))
     if state.phase is RunPhase.NEEDS_HUMAN:
         rows.append((ConditionType.NEEDS_HUMAN, True, Reason.NEEDS_HUMAN, state.question))
+    if state.phase is RunPhase.AWAITING_APPROVAL and state.incident is not None:
+        waits = incident_message(state.incident, state)
+        rows.append((ConditionType.NEEDS_HUMAN, True, Reason.APPROVAL_REQUIRED, waits))
     if state.phase is RunPhase.COMPLETED:
         rows.append((ConditionType.COMPLETE, True, Reason.COMPLETED, "every step is trained and judged"))
     if state.phase is RunPhase.FAILED:

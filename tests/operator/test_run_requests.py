@@ -26,9 +26,7 @@ async def cluster(api: ControlPlane) -> AsyncIterator[KubernetesCluster]:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"action": "Hold"}, "spec.action"),
-        ({"action": "Skip"}, "spec.action"),
-        ({"action": "Approve"}, "spec.action"),
+        ({"action": "Teleport"}, "spec.action"),
         ({"action": "resume"}, "spec.action"),
         ({"reason": ""}, "spec.reason"),
         ({"reason": "x" * 1025}, "spec.reason"),
@@ -41,6 +39,67 @@ def test_a_request_that_cannot_be_answered_is_refused_by_its_field(
     api: ControlPlane, changes: dict[str, Any], field: str
 ) -> None:
     assert field in api.refusal(run_request(api.create_namespace("asked"), **changes))
+
+
+PLAN = "a" * 64
+RATE = {"scale": 0.5, "forSteps": 100}
+WINDOWS = {"first": 480, "last": 505}
+
+ACCEPTED: tuple[dict[str, Any], ...] = (
+    {"action": "Hold"},
+    {"action": "Stop"},
+    {"action": "Rollback"},
+    {"action": "Rollback", "args": {"toStep": 0, "skip": WINDOWS, "learningRate": RATE}},
+    {"action": "Rollback", "args": {"toKey": "root/run/manifest.json", "unchanged": True}},
+    {"action": "Skip", "args": {"skip": {"first": 480, "last": 480}}},
+    {"action": "Approve", "planHash": PLAN},
+    {"action": "Reject", "planHash": PLAN},
+    {"action": "Reject"},
+)
+
+
+def test_what_people_may_ask_is_stored_and_read(api: ControlPlane) -> None:
+    namespace = api.create_namespace("asked")
+    bodies = [run_request(namespace, f"request-{number}", **spec) for number, spec in enumerate(ACCEPTED)]
+    api.apply(*bodies)
+    for body in bodies:
+        assert parse_run_request_spec(body).action == body["spec"]["action"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"args": {"toStep": 300}}, "spec.args: Invalid value: belongs to Rollback and Skip"),
+        ({"action": "Hold", "args": {"skip": WINDOWS}}, "belongs to Rollback and Skip: remove it"),
+        ({"action": "Skip"}, "must have skip: which windows shall be skipped"),
+        (
+            {"action": "Skip", "args": {"skip": WINDOWS, "toStep": 3}},
+            "must have skip alone: the rest belongs to Rollback",
+        ),
+        ({"action": "Rollback", "args": {"toStep": 3, "toKey": "x"}}, "spec.args.toKey"),
+        ({"action": "Rollback", "args": {"unchanged": True, "skip": WINDOWS}}, "spec.args.unchanged"),
+        ({"action": "Rollback", "args": {"unchanged": True, "learningRate": RATE}}, "spec.args.unchanged"),
+        ({"action": "Rollback", "args": {"skip": {"first": 5, "last": 4}}}, "spec.args.skip.first"),
+        ({"action": "Rollback", "args": {"skip": {"first": -1, "last": 4}}}, "spec.args.skip.first"),
+        ({"action": "Rollback", "args": {"skip": {"first": 5}}}, "spec.args.skip.last"),
+        ({"action": "Rollback", "args": {"learningRate": {"scale": 2, "forSteps": 1}}}, "learningRate.scale"),
+        ({"action": "Rollback", "args": {"learningRate": {"scale": 0.5}}}, "learningRate.forSteps"),
+        ({"action": "Rollback", "args": {"toStep": -1}}, "spec.args.toStep"),
+        ({"action": "Approve"}, "must name the plan that is approved: the hash in the GuardIncident"),
+        ({"action": "Approve", "planHash": "abc"}, "spec.planHash"),
+        ({"action": "Stop", "planHash": PLAN}, "belongs to Approve and Reject: remove it"),
+    ],
+)
+def test_arguments_are_refused_where_they_mean_nothing_and_missed_where_they_are_needed(
+    api: ControlPlane, changes: dict[str, Any], why: str
+) -> None:
+    assert why in api.refusal(run_request("default", **changes))
+
+
+def test_arguments_that_another_version_let_pass_are_named_and_left_alone() -> None:
+    body = run_request(action="Skip", args={"skip": {"first": 5, "last": 4}})
+    with pytest.raises(InvalidResource, match=r"cannot be read: look at spec\.args\.skip"):
+        parse_run_request_spec(body)
 
 
 @pytest.mark.parametrize("field", ["job", "action", "reason", "by"])

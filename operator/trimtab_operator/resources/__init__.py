@@ -11,7 +11,12 @@ from trimtab_operator.resources.guard_incident import (
 from trimtab_operator.resources.guard_policy import GuardPolicyStatus
 from trimtab_operator.resources.journal_anchor import JournalAnchorSpec, anchor_spec, parse_journal_anchor
 from trimtab_operator.resources.parsing import parse_training_job_spec, to_wire
-from trimtab_operator.resources.run_request import RunRequestSpec, RunRequestStatus, parse_run_request_spec
+from trimtab_operator.resources.run_request import (
+    RunRequestArguments,
+    RunRequestSpec,
+    RunRequestStatus,
+    parse_run_request_spec,
+)
 from trimtab_operator.resources.training_job import MAX_NAME, TrainingJobSpec, TrainingJobStatus
 from trimtab_operator.resources.values import parse_duration
 
@@ -25,6 +30,7 @@ __all__ = [
     "GuardPolicyStatus",
     "IncidentPlan",
     "JournalAnchorSpec",
+    "RunRequestArguments",
     "RunRequestSpec",
     "RunRequestStatus",
     "TrainingJobSpec",

@@ -58,21 +58,46 @@ class Windows(Resource):
     last: Count
 
 
-class Trigger(Resource):
-    """The rule that fired, as it was when it fired."""
+class TriggerRequest(Resource):
+    """The RunRequest of the person who held the run, or took it back, where no rule had fired."""
 
-    policy: AcceptedPolicyStatus
-    rule: Word
+    name: Name
+    uid: Uid
+    action: Word
+    by: Annotated[str, Field(max_length=512)]
+    reason: Text
+
+
+class Trigger(Resource):
+    """The rule that fired, as it was when it fired, or the person who asked: then nothing is flagged."""
+
+    request: TriggerRequest | None = None
+    policy: AcceptedPolicyStatus | None = None
+    rule: Word | None = None
     rule_text: Opaque | None = None
-    metric: Word
-    observed: NumberText
+    metric: Word | None = None
+    observed: NumberText | None = None
     threshold: NumberText | None = None
     action: Word
     attempt: Count
     first_bad_step: Count
+    """Of a request the step up to which the run was judged when it was made."""
     fired_step: Count
-    flagged: Windows
+    flagged: Windows | None = None
     message: Text = ""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "x-kubernetes-validations": [
+                validation("has(self.rule) != has(self.request)", "must have a rule or a request"),
+                validation(
+                    "has(self.request) || (has(self.policy) && has(self.metric) && has(self.observed) && "
+                    "has(self.flagged))",
+                    "must have policy, metric, observed and flagged with its rule",
+                ),
+            ]
+        }
+    )
 
 
 class Target(Resource):
@@ -91,9 +116,10 @@ class LearningRate(Resource):
 
 
 class IncidentPlan(Resource):
-    """One try; the range that is skipped is a result inside `skipBound`."""
+    """One try; the range that is skipped is a result inside `skipBound`. `hash` is what an approval names."""
 
     number: Annotated[int, Field(ge=1, le=MAX_PLANS)]
+    hash: Hash | None = None
     target: Target
     skip_bound: Windows | None = None
     learning_rate: LearningRate | None = None
@@ -141,6 +167,15 @@ class SkippedWindows(Windows):
     bad: Count
 
 
+class Approval(Resource):
+    """The plan that waits for a person, or what became of it."""
+
+    plan_hash: Hash
+    deadline: Timestamp
+    """Behind it the run stays held, and the phase is NeedsHuman."""
+    approved_by: Annotated[str, Field(max_length=512)] | None = None
+
+
 class JournalRange(Resource):
     """The journal records of the incident, by sequence number."""
 
@@ -163,6 +198,11 @@ class GuardIncidentStatus(Resource):
     failed_plans: (
         Annotated[tuple[FailedPlan, ...], Field(max_length=MAX_PLANS, json_schema_extra=list_map("number"))] | None
     ) = None
+    target: Count | None = None
+    """The step of the checkpoint that the newest plan restores."""
+    skip: Word | None = None
+    """The windows that are skipped; `at most` as long as they are not known."""
+    approval: Approval | None = None
     relapses: Count | None = None
     outcome: Word | None = None
     closed_time: Timestamp | None = None
