@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from aiohttp import web
+from notice_receiver import SECRET, Receiver, receiver
 from pydantic import SecretStr
 from trimtab_contract.keys import RunId
 from trimtab_operator import notifier
@@ -20,46 +19,8 @@ from trimtab_operator.observation import NoticeOutcome
 from trimtab_operator.run_state import Notice, NoticeKind
 
 RUN = RunId("lab", "demo", "uid")
-SECRET = "T000-B000-s3cr3t"
 
-
-@dataclass
-class Receiver:
-    """A server that answers with each of `answers` in turn, the last one for ever."""
-
-    answers: list[web.Response | None] = field(default_factory=lambda: [web.Response()])
-    received: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    headers: list[Any] = field(default_factory=list[Any])
-    port: int = 0
-    release: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.received.append(await request.json())
-        self.headers.append(request.headers)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if answer is None:
-            await self.release.wait()
-            return web.Response()
-        return web.Response(status=answer.status, headers=answer.headers)
-
-    def webhook(self, timeout_seconds: float = 30.0) -> HttpWebhook:
-        return HttpWebhook(SecretStr(f"http://127.0.0.1:{self.port}/services/{SECRET}"), timeout_seconds)
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    server = Receiver()
-    application = web.Application()
-    application.router.add_post("/{path:.*}", server.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server.port = listener.getsockname()[1]
-    await web.SockSite(runner, listener).start()
-    yield server
-    server.release.set()
-    await runner.cleanup()
+__all__ = ["receiver"]
 
 
 def notice(number: int = 1, **changes: Any) -> Notice:
