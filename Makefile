@@ -49,6 +49,8 @@ format: environment
 chart: environment
 	@$(BIN)/python -m trimtab_operator.resources helm/trimtab/files/crds
 	@mkdir -p helm/trimtab/files/policies
+	@mkdir -p cli/trimtab_cli/policies
+	@cp policies/library/default.yaml cli/trimtab_cli/policies/
 	@for file in policies/library/*.yaml; do case $$file in *.test.yaml) ;; *) cp $$file helm/trimtab/files/policies/;; esac; done
 
 bench: environment

@@ -54,6 +54,7 @@ def slow_verdicts(
     attempt: int,
     start_step: int = 0,
     resumed: Sequence[int] = (),
+    since: int = 0,
     near_tie: NearTie = lambda value, threshold: None,
 ) -> list[dict[str, SlowVerdict]]:
     """Each rule's verdict on each record; a record's time is when it came."""
@@ -61,7 +62,7 @@ def slow_verdicts(
     for rule in sorted(rules, key=lambda one: bool(one.components)):
         for number in range(1, len(records) + 1):
             seen = records[origin_of(number, reach(rule)) - 1 : number]
-            stretch = Stretch(attempt, start_step, resumed)
+            stretch = Stretch(attempt, start_step, resumed, since)
             if rule.stale is not None:
                 verdict = stale(rule, records[:number], stretch)
             elif rule.components:
@@ -82,21 +83,28 @@ def origin_of(number: int, span: int) -> int:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Where the present attempt began, and after which steps it went on from a hold."""
+    """Where the present attempt began, after which steps it went on, and since which the policy is in force."""
 
     attempt: int
     start_step: int
     resumed: Sequence[int]
+    since: int
 
     def begins_at(self, records: Sequence[MetricRecord], index: int) -> bool:
         """Whether streaks begin anew with this record: a new attempt, or a run that goes on."""
         record = records[index]
         if index == 0 or record.attempt != records[index - 1].attempt:
             return True
-        return record.attempt == self.attempt and record.step - 1 in self.resumed
+        return record.attempt == self.attempt and (record.step - 1 in self.resumed or record.step == self.since)
 
     def pending(self, rule: Rule, record: MetricRecord) -> str | None:
         """Why a rule is not armed."""
+        if rule.after_steps < record.step < self.since and record.attempt == self.attempt:
+            return "NotYetInForce"
+        return self.held_back(rule, record)
+
+    def held_back(self, rule: Rule, record: MetricRecord) -> str | None:
+        """Why a rule waits; a policy need not see a record before it may find that none comes."""
         if record.step <= rule.after_steps:
             return "NotYetArmed"
         if record.attempt != self.attempt:
@@ -443,7 +451,7 @@ def silent_for(metric: str | None, records: Sequence[MetricRecord]) -> tuple[flo
 
 def absent_too_long(rule: Rule, records: Sequence[MetricRecord], stretch: Stretch) -> SlowVerdict | None:
     """`onNoData` after `noDataFor`; the clock starts with the first record of an attempt."""
-    if rule.on_no_data is OnNoData.IGNORE or stretch.pending(rule, records[-1]) is not None:
+    if rule.on_no_data is OnNoData.IGNORE or stretch.held_back(rule, records[-1]) is not None:
         return None
     silence, missing = silent_for(rule.metric, records)
     if silence < seconds(rule.no_data_for or "5m"):
@@ -457,7 +465,7 @@ def stale(rule: Rule, records: Sequence[MetricRecord], stretch: Stretch) -> Slow
     silence, missing = silent_for(rule.metric, records)
     if rule.stale is None or silence < seconds(rule.stale.after):
         return SlowVerdict("Healthy", "WithinLimits")
-    pending = stretch.pending(rule, records[-1])
+    pending = stretch.held_back(rule, records[-1])
     if pending is not None:
         return SlowVerdict("Pending", pending)
     return SlowVerdict("Firing", "Stale", streak=1, first_bad=missing or records[-1].step)

@@ -3,12 +3,13 @@
 import json
 import random
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from trimtab_cli.__main__ import app, main
-from trimtab_cli.policy_loading import load_policies
+from trimtab_cli.policy_loading import load_policies, shipped_default
 from typer.testing import CliRunner
 
 Calibrate = Callable[..., Result]
@@ -52,7 +53,7 @@ def test_text_shows_the_grid_the_choice_and_what_is_missing(calibrate: Calibrate
     lines = calibrate("healthy.jsonl").stdout.splitlines()
     assert lines[0].startswith("1,400 records of 1 log(s); target: at most 0.1 firings")
     assert sum(line.lstrip("→ ").startswith("loss ") for line in lines) == 10
-    assert any("more without a firing" in line for line in lines)
+    assert any("more steps without a firing" in line for line in lines)
     assert lines[-1] == "--write FILE writes the policy"
 
 
@@ -60,9 +61,16 @@ def test_json_has_the_numbers_apart(calibrate: Calibrate) -> None:
     answer = json.loads(calibrate("healthy.jsonl", "-o", "json", "--target-false-alarms", 100).stdout)
     (spike,) = answer["spikes"]
     assert spike["supported"]
-    assert spike["firings"] == 0 or spike["atMostPer10000"] <= 100
-    assert spike["byLog"] == [{"events": spike["firings"], "records": 1_200}]
+    assert spike["firings"] == 0 or spike["atMostPer10000Steps"] <= 100
+    assert spike["byLog"] == [{"events": spike["firings"], "records": 1_200, "steps": 1_200}]
     assert answer["policy"].startswith("# Proposed by")
+
+
+def test_the_policy_that_judges_health_ships_with_the_command() -> None:
+    """Mend with: make chart."""
+    shipped = resources.files("trimtab_cli").joinpath("policies", "default.yaml").read_text(encoding="utf-8")
+    assert shipped == (Path(__file__).parents[2] / "policies" / "library" / "default.yaml").read_text(encoding="utf-8")
+    assert [policy.name for policy in shipped_default()] == ["default"]
 
 
 def test_a_log_that_is_named_twice_counts_once(calibrate: Calibrate) -> None:

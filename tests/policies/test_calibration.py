@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 
+import msgspec
 import pytest
 import yaml
 from library_policies import shipped
@@ -70,7 +71,7 @@ def logits(
 def quiet(records: int) -> dict[Setting, Firings]:
     """So many records on which no setting fired."""
     settings = (Setting(*one) for one in product(STATISTICS, SIGMAS, FOR_RECORDS))
-    return {setting: Firings(0, records) for setting in settings}
+    return {setting: Firings(0, records, records) for setting in settings}
 
 
 def policy_of(proposal: Proposal) -> AcceptedPolicy:
@@ -149,7 +150,7 @@ def test_a_target_that_so_few_records_cannot_show_is_said_to_be_unsupported() ->
     judged = 1_800
     assert choice.firings.records == judged
     assert choice.firings.bound == pytest.approx(10_000 * -math.log(0.005) / judged)
-    assert choice.records_missing == round(-math.log(0.005) / 1e-5) - judged
+    assert choice.steps_missing == round(-math.log(0.005) / 1e-5) - judged
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_a_rule_rolls_back_only_where_its_bound_is_shown_and_low(
 
 
 def test_one_firing_more_than_the_target_allows_ends_the_descent() -> None:
-    counts = quiet(600_000) | {Setting("Mean", 6, 1): Firings(1, 600_000)}
+    counts = quiet(600_000) | {Setting("Mean", 6, 1): Firings(1, 600_000, 600_000)}
     choice = choose("loss", [counts], 0.1)
     assert isinstance(choice, SpikeChoice)
     families = {(one.setting.statistic, one.setting.for_records): one.setting.sigma for one in choice.candidates}
@@ -180,8 +181,18 @@ def test_one_firing_more_than_the_target_allows_ends_the_descent() -> None:
 
 
 def test_a_metric_that_fires_at_every_setting_gets_no_rule() -> None:
-    counts = {setting: Firings(50, 20_000) for setting in quiet(1)}
+    counts = {setting: Firings(50, 20_000, 20_000) for setting in quiet(1)}
     assert choose("loss", [counts], 0.1) == "loss: every setting up to 10 deviations and 5 records fires too often"
+
+
+def test_a_record_stands_for_the_steps_since_the_one_before_it_and_one_behind_a_gap_for_one() -> None:
+    every = list(points(losses(1_500)))
+    sparse = [msgspec.structs.replace(one, step=5 * one.step + (10_000 if one.step > 900 else 0)) for one in every]
+    (choice,) = propose([survey(iter(sparse))], 0.1).spikes
+    records = choice.firings.records
+    assert records == 1_450
+    assert choice.firings.steps == 5 * (records - 1) + 1
+    assert choice.firings.bound == pytest.approx(10_000 * -math.log(0.005) / choice.firings.steps)
 
 
 def test_a_log_that_is_too_short_is_refused_with_the_number_it_lacks() -> None:

@@ -22,8 +22,11 @@ SHAPES = st.sampled_from([(2, 3), (2, 3), (2, 3), (3, 2), (4,), (1,)])
 
 
 @st.composite
-def records(draw: st.DrawFn, *, vectors: bool = False) -> tuple[list[MetricRecord], int, int]:
-    """A surviving history of one or two attempts, the attempt, and the step after which it began."""
+def records(draw: st.DrawFn, *, vectors: bool = False) -> tuple[list[MetricRecord], int, int, list[int], int]:
+    """A surviving history of one or two attempts, the attempt, and the step after which it began.
+
+    And the steps behind which people let it go on, and the first for which the policy is in force.
+    """
     count = draw(st.integers(1, 32))
     branch = draw(st.none() | st.integers(0, count))
     present = draw(st.sampled_from([0.3, 0.9, 1.0]))
@@ -41,7 +44,10 @@ def records(draw: st.DrawFn, *, vectors: bool = False) -> tuple[list[MetricRecor
             values["vectors"] = {"gamma": Vector.pack(shape, draw(st.lists(ELEMENTS, min_size=size, max_size=size)))}
         one = record(step, attempt=attempt, **values)
         every.append(MetricRecord(**{name: getattr(one, name) for name in one.__struct_fields__} | {"time": time}))
-    return every, 1 if branch is None or branch == count else 2, branch or 0
+    attempt, start_step = every[-1].attempt, branch or 0
+    resumed = draw(st.lists(st.integers(start_step + 1, count), max_size=2) if start_step < count else st.just([]))
+    since = draw(st.just(0) | st.integers(start_step + 1, count + 1))
+    return every, attempt, start_step, resumed, since
 
 
 COUNTING = st.fixed_dictionaries(
@@ -136,10 +142,25 @@ def close(left: float | None, right: float | None) -> bool:
     return left == right or (math.isnan(left) and math.isnan(right)) or math.isclose(left, right, rel_tol=1e-9)
 
 
-def compare(policy: AcceptedPolicy, history: Sequence[MetricRecord], attempt: int, start_step: int) -> None:
-    engine = Engine([policy], attempt=attempt, start_step=start_step)
+def compare(
+    policy: AcceptedPolicy,
+    history: Sequence[MetricRecord],
+    attempt: int,
+    start_step: int,
+    resumed: Sequence[int],
+    since: int,
+) -> None:
+    engine = Engine([policy], attempt=attempt, start_step=start_step, resumed=resumed, in_force={policy.hash: since})
     rules = policy.spec.rules
-    expected = slow_verdicts(rules, history, attempt=attempt, start_step=start_step, near_tie=near_tie)
+    expected = slow_verdicts(
+        rules,
+        history,
+        attempt=attempt,
+        start_step=start_step,
+        resumed=resumed,
+        since=since,
+        near_tie=near_tie,
+    )
     for one, slow in zip(history, expected, strict=True):
         for verdict in engine.judge(one, [policy], now=one.time):
             fast, obvious = said(verdict), slow[verdict.rule.name]

@@ -11,23 +11,19 @@ from trimtab_policies.calibration.spikes import Candidate, SpikeChoice
 from trimtab_policies.policy import AcceptedPolicy
 
 from trimtab_cli.backtest_run import ReadingBar
-from trimtab_cli.errors import CliError, NotFound, UsageError
+from trimtab_cli.errors import CliError, UsageError
 from trimtab_cli.log_files import mapping_of, open_log
 from trimtab_cli.options import FormatOption, MapOption, OutputOption
 from trimtab_cli.output import Format, Output
-from trimtab_cli.policy_loading import load_policies
-from trimtab_cli.sandbox_link import repository
+from trimtab_cli.policy_loading import load_policies, shipped_default
 
-DEFAULT_POLICY = Path("policies/library/default.yaml")
-"""In the repository: the policy that finds nothing to act on in a healthy log."""
-
-_COLUMNS = ("", "metric", "statistic", "sigma", "forRecords", "firings", "records", "per 10,000", "at most")
+_COLUMNS = ("", "metric", "statistic", "sigma", "forRecords", "firings", "records", "per 10,000 steps", "at most")
 
 
 def calibrate(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG…", help="Logs of healthy runs.")],
     target: Annotated[
-        float, typer.Option("--target-false-alarms", help="Firings of each rule per 10,000 healthy records, at most.")
+        float, typer.Option("--target-false-alarms", help="Firings of each rule per 10,000 healthy steps, at most.")
     ] = 0.1,
     write: Annotated[Path | None, typer.Option("--write", metavar="FILE", help="Write the policy here.")] = None,
     guards: Annotated[
@@ -50,7 +46,7 @@ def calibrate(
     if not (math.isfinite(target) and 0 < target <= 10_000):
         raise UsageError(f"--target-false-alarms is {target:g}: give a number above 0, at most 10,000, such as 0.1.")
     columns = mapping_of(mapping or ())
-    policies = load_policies(guards or (_shipped_default(),))
+    policies = load_policies(guards) if guards else shipped_default()
     found = [_survey(path, policies, log_format, columns, output) for path in _distinct(logs)]
     try:
         proposal = propose(found, target)
@@ -60,13 +56,6 @@ def calibrate(
     if write is not None:
         _write(write, text)
     output.result(_as_json(proposal, text), lambda: _show(output, proposal, write))
-
-
-def _shipped_default() -> Path:
-    path = repository() / DEFAULT_POLICY
-    if not path.is_file():
-        raise NotFound(f"{path} does not exist: name the policy that judges health with --guard POLICY.")
-    return path
 
 
 def _distinct(paths: list[Path]) -> list[Path]:
@@ -92,7 +81,7 @@ def _survey(
 def _show(output: Output, proposal: Proposal, written: Path | None) -> None:
     output.line(
         f"{proposal.records:,} records of {len(proposal.logs)} log(s); target: at most {proposal.target:g} firings per "
-        "10,000 records and rule",
+        "10,000 steps and rule",
         "bold",
     )
     rows = [_row(choice, one) for choice in proposal.spikes for one in choice.candidates]
@@ -108,7 +97,7 @@ def _show(output: Output, proposal: Proposal, written: Path | None) -> None:
         output.line(sentences(choice), "" if choice.supported else "yellow")
         if len(proposal.logs) > 1:
             for log, firings in zip(proposal.logs, choice.by_log, strict=True):
-                output.line(f"  {log}: {firings.events} in {firings.records:,} records")
+                output.line(f"  {log}: {firings.events} in {firings.records:,} records, {firings.steps:,} steps")
     if proposal.logits is not None:
         output.line(f"QK-Clip threshold (optimizer.qkClipThreshold): {proposal.logits.tau:g}", "bold")
         output.line(logit_sentences(proposal.logits))
@@ -143,7 +132,7 @@ def _spike_json(choice: SpikeChoice) -> dict[str, Any]:
         **_evidence(Candidate(choice.setting, choice.firings)),
         "action": action_of(choice).value,
         "supported": choice.supported,
-        "recordsMissing": choice.records_missing,
+        "stepsMissing": choice.steps_missing,
         "byLog": choice.by_log,
         "candidates": candidates,
     }
@@ -157,8 +146,9 @@ def _evidence(one: Candidate) -> dict[str, Any]:
         "forRecords": setting.for_records,
         "firings": firings.events,
         "records": firings.records,
-        "per10000": firings.rate,
-        "atMostPer10000": firings.bound,
+        "steps": firings.steps,
+        "per10000Steps": firings.rate,
+        "atMostPer10000Steps": firings.bound,
     }
 
 

@@ -12,7 +12,7 @@ from trimtab_policies.policy import parse_policy
 from trimtab_policies.rules import Action
 
 MOST_ROLLBACKS = 1.0
-"""A rule rolls back only if it is shown to do so without need at most so often in 10,000 records."""
+"""A rule rolls back only if it is shown to do so without need at most so often in 10,000 steps."""
 
 _WIDTH = 116
 
@@ -26,7 +26,7 @@ def manifest(proposal: Proposal, name: str = "calibrated") -> str:
     logs = ", ".join(map(json.dumps, proposal.logs))
     lines = _comment(
         f"Proposed by `trimtab policy calibrate` from {proposal.records:,} records of healthy runs ({logs}), for at "
-        f"most {proposal.target:g} false alarms per 10,000 records and rule. For use beside `default`."
+        f"most {proposal.target:g} false alarms per 10,000 steps and rule. For use beside `default`."
     )
     lines += [line for reason in proposal.refused for line in _comment(f"Not proposed: {json.dumps(reason)[1:-1]}.")]
     lines += ["apiVersion: trimtab.dev/v1alpha1", "kind: GuardPolicy", "metadata:", f"  name: {name}"]
@@ -50,15 +50,15 @@ def sentences(choice: SpikeChoice) -> str:
     """The evidence for a spike rule."""
     firings = choice.firings
     said = (
-        f"{firings.events} firings in {firings.records:,} healthy records, {firings.rate:.3g} per 10,000; "
-        f"at most {firings.bound:.3g} with {CONFIDENCE:.0%} confidence (corrected for the choice; firings taken as "
-        "independent)."
+        f"{firings.events} firings in {firings.records:,} healthy records, which stand for {firings.steps:,} steps: "
+        f"{firings.rate:.3g} per 10,000 steps; at most {firings.bound:.3g} with {CONFIDENCE:.0%} confidence (corrected "
+        "for the choice; firings taken as independent)."
     )
     if choice.supported:
         return said
     return (
-        f"{said} These records cannot show the target of {choice.target:g}: that takes {choice.records_missing:,} more "
-        "without a firing."
+        f"{said} These records cannot show the target of {choice.target:g}: that takes {choice.steps_missing:,} more "
+        "steps without a firing."
     )
 
 

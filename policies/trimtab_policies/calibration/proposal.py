@@ -30,7 +30,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def propose(logs: Sequence[LogEvidence], target: float) -> Proposal:
-    """Thresholds with at most `target` firings per 10,000 records.
+    """Thresholds with at most `target` firings per 10,000 steps.
 
     Raises NothingToPropose naming every log that is not healthy, or why no threshold could be found.
     """

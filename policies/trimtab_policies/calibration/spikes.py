@@ -51,23 +51,24 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Firings(msgspec.Struct, frozen=True):
-    """So many firings in so many records that were judged."""
+    """So many firings in so many records that were judged, which stand for so many steps."""
 
     events: int = 0
     records: int = 0
+    steps: int = 0
 
     def __add__(self, other: "Firings") -> "Firings":
-        return Firings(self.events + other.events, self.records + other.records)
+        return Firings(self.events + other.events, self.records + other.records, self.steps + other.steps)
 
     @property
     def rate(self) -> float:
-        """Firings per 10,000 records, as seen."""
-        return _PER * self.events / self.records if self.records else 0.0
+        """Firings per 10,000 steps, as seen."""
+        return _PER * self.events / self.steps if self.steps else 0.0
 
     @property
     def bound(self) -> float:
-        """The highest rate per 10,000 records that the count does not contradict, corrected for the choice."""
-        return _PER * upper_bound(self.events, _FAMILY_CONFIDENCE) / max(self.records, 1)
+        """The highest rate per 10,000 steps that the count does not contradict, corrected for the choice."""
+        return _PER * upper_bound(self.events, _FAMILY_CONFIDENCE) / max(self.steps, 1)
 
 
 Counts = Mapping[Setting, Firings]
@@ -83,7 +84,7 @@ class Candidate(msgspec.Struct, frozen=True):
 class SpikeChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The setting proposed for a metric.
 
-    `supported` says whether its bound lies within the target, `records_missing` how many more healthy records without a
+    `supported` says whether its bound lies within the target, `steps_missing` how many more healthy steps without a
     firing would show it if not. `by_log` has the firings of the setting in each log.
     """
 
@@ -92,7 +93,7 @@ class SpikeChoice(msgspec.Struct, frozen=True, kw_only=True):
     firings: Firings
     target: float
     supported: bool
-    records_missing: int
+    steps_missing: int
     candidates: tuple[Candidate, ...]
     by_log: tuple[Firings, ...]
 
@@ -117,20 +118,29 @@ _GRID = tuple(product(METRICS, STATISTICS, SIGMAS))
 
 
 class FiringCounter:
-    """Counts the firings of every setting in the verdicts of one log."""
+    """Counts the firings of every setting in the verdicts of one log.
+
+    A record stands for the steps since the one before it; behind a gap, and where an attempt begins, for one.
+    """
 
     def __init__(self) -> None:
+        self._last = (0, 0)
         self._streaks = [0] * len(_GRID)
         self._records = [0] * len(_GRID)
+        self._steps = [0] * len(_GRID)
         self._events = [[0] * (FOR_RECORDS[-1] + 1) for _ in _GRID]
 
     def take(self, verdicts: Sequence[Verdict]) -> None:
         """Take the grid policy's verdicts on the next record."""
+        attempt, step = verdicts[0].attempt, verdicts[0].step
+        steps = step - self._last[1] if attempt == self._last[0] else 1
+        self._last = attempt, step
         for index, verdict in enumerate(verdicts):
             finding = verdict.finding
             if finding.state is State.NO_DATA or finding.state is State.ERROR or finding.reason in _UNJUDGED:
                 continue
             self._records[index] += 1
+            self._steps[index] += steps
             streak, before = finding.streak, self._streaks[index]
             if streak > before:
                 events = self._events[index]
@@ -141,7 +151,9 @@ class FiringCounter:
     def counts(self, metric: str) -> dict[Setting, Firings]:
         """What was counted for one metric; empty where it was never judged."""
         return {
-            Setting(statistic, sigma, length): Firings(self._events[index][length], self._records[index])
+            Setting(statistic, sigma, length): Firings(
+                self._events[index][length], self._records[index], self._steps[index]
+            )
             for index, (judged, statistic, sigma) in enumerate(_GRID)
             if judged == metric and self._records[index]
             for length in FOR_RECORDS
@@ -158,9 +170,10 @@ def pooled(logs: Iterable[Counts]) -> dict[Setting, Firings]:
 
 
 def choose(metric: str, logs: Sequence[Counts], target: float) -> SpikeChoice | str:
-    """The most sensitive setting that fires at most `target` times per 10,000 records, or why there is none."""
+    """The most sensitive setting that fires at most `target` times per 10,000 steps, or why there is none."""
     total = pooled(logs)
-    records = min((firings.records for firings in total.values()), default=0)
+    judged = min(total.values(), key=lambda firings: firings.records, default=Firings())
+    records = judged.records
     if not records:
         return (
             f"{metric}: no record could be judged: either it is absent (--map {metric}=COLUMN names its column), "
@@ -171,7 +184,7 @@ def choose(metric: str, logs: Sequence[Counts], target: float) -> SpikeChoice | 
             f"{metric}: {records:,} records could be judged and at least {FEWEST_RECORDS:,} are needed "
             f"(the first {AFTER_STEPS} steps and a filling baseline do not count)"
         )
-    limit = max(target, Firings(0, records).bound)
+    limit = max(target, Firings(0, records, judged.steps).bound)
     families = product(STATISTICS, FOR_RECORDS)
     candidates = [found for family in families if (found := _descend(total, *family, limit)) is not None]
     if not candidates:
@@ -185,7 +198,7 @@ def choose(metric: str, logs: Sequence[Counts], target: float) -> SpikeChoice | 
         firings=best.firings,
         target=target,
         supported=supported,
-        records_missing=0 if supported else max(1, round(needed) - best.firings.records),
+        steps_missing=0 if supported else max(1, round(needed) - best.firings.steps),
         candidates=tuple(candidates),
         by_log=tuple(counts.get(best.setting, Firings()) for counts in logs),
     )

@@ -23,7 +23,7 @@ from collections import deque
 import msgspec
 
 from trimtab_policies.detectors.base import Assessment
-from trimtab_policies.detectors.windows import MedianWindow, median_of_ordered
+from trimtab_policies.detectors.windows import MedianWindow
 from trimtab_policies.rules import NOISE_RECORDS, Divergence
 
 FEWEST_DISTANCES = 20
@@ -92,6 +92,10 @@ class DivergenceDetector:
 
     def __init__(self, divergence: Divergence) -> None:
         self._divergence = divergence
+        self._lookback = divergence.lookback_records
+        self._longest_freeze = divergence.max_freeze
+        self._absolute = divergence.absolute
+        self._measures_noise = divergence.sigma is not None
         self._recent = MedianWindow(divergence.records)
         self._settling = MedianWindow(divergence.settle_records)
         self._settled: deque[Settled] = deque()
@@ -104,22 +108,22 @@ class DivergenceDetector:
     def assess(self, value: float) -> Assessment:
         """Breached by the recent level, this value included, and by a value that is not finite."""
         if not math.isfinite(value):
-            return Assessment(breach=True, comparison=self._level())
-        settings = self._divergence
-        level_shift = self._breaching >= settings.max_freeze
+            return Assessment(True, self._level())
+        level_shift = self._breaching >= self._longest_freeze
         if level_shift:
             self._take_for_normal()
         self._count += 1
         self._recent.append(value)
-        while self._settled and self._settled[0].count <= self._count - settings.lookback_records:
-            self._settled.popleft()
+        settled, forgotten = self._settled, self._count - self._lookback
+        while settled and settled[0].count <= forgotten:
+            settled.popleft()
         level = self._level()
         self._settle(value)
         breach = self._breached(level)
-        if settings.sigma is not None:
+        if self._measures_noise:
             self._measure(value)
         self._breaching = self._breaching + 1 if breach else 0
-        return Assessment(breach=breach, comparison=level, warming_up=not level.known, level_shift=level_shift)
+        return Assessment(breach, level, not level.known, level_shift)
 
     def clear(self) -> None:
         """The recent level begins anew; the settled ones and the noise stay."""
@@ -138,7 +142,7 @@ class DivergenceDetector:
     def _breached(self, level: Level) -> bool:
         recent, best = level.recent, level.best
         # Most levels lie within the absolute margin, which needs no other.
-        if recent is None or best is None or recent <= best + self._divergence.absolute:
+        if recent is None or best is None or recent <= best + self._absolute:
             return False
         threshold = level.threshold
         return threshold is not None and recent > threshold
@@ -146,25 +150,24 @@ class DivergenceDetector:
     @property
     def _noise(self) -> float | None:
         """How noisy the metric is now; None while that is not known."""
-        ordered = self._distances.ordered
-        return NORMAL_NOISE * median_of_ordered(ordered) if len(ordered) >= FEWEST_DISTANCES else None
+        distances = self._distances
+        return NORMAL_NOISE * distances.median if len(distances.ordered) >= FEWEST_DISTANCES else None
 
     def _level(self) -> Level:
-        settings, ordered = self._divergence, self._recent.ordered
-        recent = median_of_ordered(ordered) if len(ordered) == settings.records else None
+        recent = self._recent.median if self._recent.is_full else None
         if not self._settled:
-            return Level(settings, recent, None, None, known=False)
+            return Level(self._divergence, recent, None, None, known=False)
         best = self._settled[0]
-        known = recent is not None and (best.noise is not None or settings.sigma is None)
-        return Level(settings, recent, best.level, best.noise, known)
+        known = recent is not None and not (self._measures_noise and best.noise is None)
+        return Level(self._divergence, recent, best.level, best.noise, known)
 
     def _settle(self, value: float) -> None:
         """Keeps the settled levels ascending, so that the lowest one still within the lookback comes first."""
         settling, settled = self._settling, self._settled
         settling.append(value)
-        if len(settling.ordered) < self._divergence.settle_records:
+        if not settling.is_full:
             return
-        level = median_of_ordered(settling.ordered)
+        level = settling.median
         while settled and settled[-1].level >= level:
             settled.pop()
         settled.append(Settled(self._count, level, self._noise))

@@ -37,14 +37,9 @@ class SpikeBaseline(msgspec.Struct, frozen=True, gc=False):
     center: float
 
     @property
-    def spread(self) -> float:
-        """How far the values lie from the center, as their statistic measures it."""
-        raise AttributeError
-
-    @property
     def deviation(self) -> float:
-        """The spread, at least RELATIVE_DEVIATION_FLOOR of the center's size."""
-        return max(self.spread, RELATIVE_DEVIATION_FLOOR * abs(self.center))
+        """The spread around the center, at least RELATIVE_DEVIATION_FLOOR of its size."""
+        raise AttributeError
 
     @property
     def threshold(self) -> float | None:
@@ -86,9 +81,10 @@ class MeanBaseline(SpikeBaseline, frozen=True, gc=False):
     squares: int
 
     @property
-    def spread(self) -> float:
+    def deviation(self) -> float:
         """The sample standard deviation."""
-        return deviation_of(self.total, self.squares, self.count)
+        floor = RELATIVE_DEVIATION_FLOOR * abs(self.center)
+        return max(deviation_of(self.total, self.squares, self.count), floor)
 
 
 class MedianBaseline(SpikeBaseline, frozen=True, gc=False):
@@ -97,9 +93,9 @@ class MedianBaseline(SpikeBaseline, frozen=True, gc=False):
     absolute_deviation: float
 
     @property
-    def spread(self) -> float:
+    def deviation(self) -> float:
         """The median absolute deviation, scaled to the standard deviation of normal noise."""
-        return NORMAL_CONSISTENCY * self.absolute_deviation
+        return max(NORMAL_CONSISTENCY * self.absolute_deviation, RELATIVE_DEVIATION_FLOOR * abs(self.center))
 
 
 class AcceptedValues(Protocol):

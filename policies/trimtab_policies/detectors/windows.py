@@ -23,9 +23,6 @@ class MeanWindow:
         self._values: deque[int] = deque()
         self._size = size
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def append(self, value: float) -> None:
         """Add a finite value; the oldest leaves a full window."""
         fixed, values = fixed_point(value), self._values
@@ -50,19 +47,18 @@ class MedianWindow:
 
     def __init__(self, size: int) -> None:
         self.ordered: list[float] = []
+        self.is_full = False
         self._values: deque[float] = deque()
         self._size = size
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def append(self, value: float) -> None:
         """Add a finite value; the oldest leaves a full window."""
         ordered, values = self.ordered, self._values
-        if len(values) == self._size:
+        if self.is_full:
             del ordered[bisect_left(ordered, values.popleft())]
         insort(ordered, value)
         values.append(value)
+        self.is_full = len(values) == self._size
 
     @property
     def median(self) -> float:
