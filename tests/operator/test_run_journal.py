@@ -1,6 +1,7 @@
 """One run's journal as an operator writes it, on a real S3 server: lost replies, takeovers, fenced writers."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator
 
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 from object_store_fixture import ADMIN, ObjectStoreServer
 from trimtab_contract.directives import Action, Directive
-from trimtab_contract.journal import Phase, parse_record, verify_chain
+from trimtab_contract.journal import JournalRecord, Phase, canonical_bytes, parse_record, verify_chain
 from trimtab_contract.keys import RunId, journal_record
 from trimtab_operator.adapters.ports import Appended
 from trimtab_operator.adapters.s3 import S3Credentials, S3JournalStore, S3Location
@@ -321,3 +322,44 @@ async def test_a_chain_that_is_whole_in_itself_is_not_taken_when_somebody_knows_
     assert len(await store.read(run)) == (2 if cut == "shortened" else 3)
     rewrite(object_store, bucket, run, 3, last)
     await second.take_over(0, vouched)
+
+
+def newer(change: str, record: JournalRecord) -> bytes:
+    """A record as a stranger or a newer operator might write it."""
+    if change == "action":
+        return canonical_bytes(msgspec.structs.replace(record, action="Levitated"))
+    if change == "nested field":
+        after = {"directive": {**msgspec.to_builtins(FIRST), "gravity": 2}, "generation": 1, "counted": False}
+        return canonical_bytes(msgspec.structs.replace(record, action="StartWorld", after=after))
+    document = json.loads(canonical_bytes(record))
+    more = {"schema": {"schema": 2}, "field": {"witness": "w"}, "phase": {"phase": "Rehearsal"}}[change]
+    return json.dumps({**document, **more}, sort_keys=True, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("action", r"broken at record 2: Levitated cannot be understood by this version of the operator"),
+        ("schema", r"broken at record 2: .*unknown field `schema`"),
+        ("field", r"broken at record 2: .*unknown field `witness`"),
+        ("phase", r"broken at record 2: .*Invalid enum value 'Rehearsal'"),
+        (
+            "nested field",
+            r"broken at record 2: StartWorld cannot .*directive has unknown fields: gravity",
+        ),
+    ],
+)
+async def test_a_record_of_a_stranger_or_a_newer_operator_is_not_guessed_at(
+    store: S3JournalStore, run: RunId, change: str, says: str
+) -> None:
+    first = journal(store, run)
+    record = await first.take_over(0)
+    stranger = msgspec.structs.replace(record, seq=2, prev=first.state.head, id="x")
+    await store.append(run, 2, newer(change, stranger))
+    second = journal(store, run)
+    with pytest.raises(JournalBroken, match=says):
+        await second.take_over(0)
+    assert second.state == RunState()
+    assert len(await store.read(run)) == 2
+    with pytest.raises(JournalBroken, match="broken at record 2"):
+        await first.append(fact())

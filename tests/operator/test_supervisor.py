@@ -4,13 +4,16 @@ import asyncio
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 from control_plane_fixture import ControlPlane
 from object_store_fixture import ObjectStoreServer
 from operator_objects import training_job
 from operator_ports import IDENTITY
+from trimtab_contract.journal import canonical_bytes, parse_record, record_hash
 from trimtab_contract.keys import RunId, journal_record, redis_user, redis_user_namespace
 from trimtab_operator.adapters.lease import LeaderLease
+from trimtab_operator.errors import JournalBroken
 from trimtab_operator.journal import RunJournal
 from trimtab_operator.reconciler import LeaseLost, Ports, RunReconciler
 from trimtab_operator.supervisor import Supervisor
@@ -131,3 +134,31 @@ def test_a_users_namespace_is_in_its_name() -> None:
     assert redis_user_namespace(redis_user(new_run("team-a"))) == "team-a"
     assert redis_user_namespace("tt-administrator") is None
     assert redis_user_namespace("somebody.else") is None
+
+
+async def test_a_job_whose_journal_a_newer_operator_wrote_stops_alone_and_says_so(
+    api: ControlPlane, ports: Ports
+) -> None:
+    (ours,) = ports.namespaces
+    runs: list[RunId] = []
+    for name in ("newer", "other"):
+        api.apply(training_job(name, ours))
+        uid = (await ports.cluster.training_job(ours, name))["metadata"]["uid"]
+        runs.append(RunId(ours, name, uid))
+    newer, other = runs
+    await open_journal(ports, newer)
+    ((_, first),) = await ports.journal.read(newer)
+    record = msgspec.structs.replace(parse_record(first), seq=2, prev=record_hash(first), action="Levitated")
+    await ports.journal.append(newer, 2, canonical_bytes(record))
+    stopped = RunReconciler(newer, ports)
+    with pytest.raises(JournalBroken) as broken:
+        await stopped.open()
+    await stopped.refuse(broken.value)
+    await RunReconciler(other, ports).open()
+    body = await ports.cluster.training_job(ours, "newer")
+    (shown,) = [one for one in body["status"]["conditions"] if one["type"] == "JournalBroken"]
+    assert shown["status"] == "True"
+    assert "record 2: Levitated cannot be understood by this version of the operator" in shown["message"]
+    assert not stopped.gone
+    assert len(await ports.journal.read(newer)) == 2
+    assert len(await ports.journal.read(other)) == 1
