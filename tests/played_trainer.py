@@ -17,7 +17,7 @@ from trimtab_contract.directives import (
     decode,
 )
 from trimtab_contract.keys import RunId
-from trimtab_operator.incidents import Wishes
+from trimtab_operator.incidents import Vitals, Wishes
 from trimtab_trainer.directives import Inbox, Instruction, Refusal, Standing, instruct
 
 RUN = RunId("lab", "demo", "uid-1")
@@ -32,6 +32,14 @@ class Scenario:
     """Windows whose loss is bad, in training and in probes."""
     latent: tuple[int, int] | None = None
     """(step, show): the state of attempt 1 is spoiled from `step` on, unseen until step `show`."""
+    diverges: int | None = None
+    """The step from which every state is spoiled that trains at the full learning rate."""
+    rate: tuple[float, int] | None = None
+    """The policy's learning-rate override: scale, and for how many steps."""
+    healthy: Vitals | None = None
+    """What the records before an incident look like."""
+    vitals: tuple[Vitals, ...] = ()
+    """What the ends of its probations look like, one after the other; the last one stays."""
     control_bad: frozenset[int] = frozenset()
     """Steps of checkpoints on which the control windows are bad."""
     unrestorable: frozenset[int] = frozenset()
@@ -294,7 +302,11 @@ class PlayedWorld:
             self.spoiled = True
         if self.attempt == 1 and step == scenario.mismatch:
             self.differs = True
-        shows = self.spoiled and scenario.latent is not None and step >= scenario.latent[1]
+        rate = self.directive.lr if self.directive else None
+        full_rate = rate is None or step > rate.until_step
+        if scenario.diverges is not None and step >= scenario.diverges and full_rate:
+            self.spoiled = True
+        shows = self.spoiled and (scenario.latent is None or step >= scenario.latent[1])
         nonfinite = (self.attempt, step) in scenario.nonfinite | scenario.glitches
         line = Line(window, window in scenario.damaged or shows, nonfinite, self.differs)
         self.run.published(self.attempt, step, line)

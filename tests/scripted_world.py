@@ -17,6 +17,7 @@ from trimtab_contract.directives import (
     CheckpointReference,
     Diagnose,
     Directive,
+    LearningRateOverride,
     decode,
     encode,
 )
@@ -25,7 +26,7 @@ from trimtab_contract.journal import JournalRecord, Phase, effective, parse_reco
 from trimtab_contract.keys import RunId
 from trimtab_operator.adapters.ports import Appended
 from trimtab_operator.errors import StoreUnavailable
-from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, WithheldStep
+from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, Vitals, WithheldStep
 from trimtab_operator.journal_fold import fold_all
 from trimtab_operator.observation import (
     Acks,
@@ -332,6 +333,7 @@ class ScriptedRun:
             probe=self._probe(state, acks),
             **self._suspect(state, acks),
             withheld=self._withheld(state, judged),
+            probation=self._vitals(state),
             hold_on_nonfinite=self.scenario.holds_on_nonfinite,
             final_check_over=acks.finished is not None and self.ticks - acks.finished.time >= FINAL_CHECK_TICKS,
             requests=tuple(self.requests),
@@ -405,6 +407,7 @@ class ScriptedRun:
             flagged=(self.records[attempt, first].window, self.records[attempt, fired].window),
             remediation=self._settings(),
             rule_text={},
+            healthy=self.scenario.healthy,
         )
 
     def _settings(self) -> RemediationSettings:
@@ -415,6 +418,7 @@ class ScriptedRun:
             probe=16,
             probation_steps=self.scenario.probation,
             margin_factor=self.scenario.margin_factor,
+            learning_rate=_rate(self.scenario),
             approval_seconds=self.scenario.approval,
         )
 
@@ -450,11 +454,20 @@ class ScriptedRun:
             return {"suspect_problem": "the probe's SHA-256 is not the one the trainer named"}
         return {"suspect": probe}
 
+    def _vitals(self, state: RunState) -> Vitals | None:
+        ends = self.scenario.vitals
+        extensions = state.incident.extensions if state.incident is not None else 0
+        return ends[min(extensions, len(ends) - 1)] if ends else None
+
     def _withheld(self, state: RunState, judged: int) -> WithheldStep | None:
         line = self.records.get((state.attempt, judged))
         if line is None or not line.nonfinite:
             return None
         return WithheldStep(step=judged, window=line.window, loss_finite=False)
+
+
+def _rate(scenario: Scenario) -> LearningRateOverride | None:
+    return LearningRateOverride(scale=scenario.rate[0], until_step=scenario.rate[1]) if scenario.rate else None
 
 
 def directive_of(wire: Any) -> Directive:

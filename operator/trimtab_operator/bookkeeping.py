@@ -12,6 +12,9 @@ from trimtab_operator.notices import DELIVERED, UNDELIVERED
 from trimtab_operator.observation import CheckpointClaim, Observation
 from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
 
+RELAPSES_OF_A_TARGET = 2
+"""After so many rollbacks to one checkpoint that did not help, it is quarantined."""
+
 _GREEN = frozenset({RunPhase.WATCHING, RunPhase.PENDING})
 _TRUSTED = frozenset({CheckpointState.COMMITTED, CheckpointState.VERIFIED, CheckpointState.CERTIFIED})
 
@@ -27,6 +30,7 @@ def next_record(state: RunState, observation: Observation) -> Command | None:
         or _claim(state, observation)
         or _verification(state, observation)
         or _abandon(state)
+        or _condemn(state)
         or _certify(state, observation)
     )
 
@@ -220,6 +224,18 @@ def _abandon(state: RunState) -> Command | None:
         if suspect and checkpoint.state is not CheckpointState.QUARANTINED:
             why = f"taken between the first bad step {incident.latch.first_bad_step} and the hold"
             return quarantine(state, checkpoint.reference, why)
+    return None
+
+
+def _condemn(state: RunState) -> Command | None:
+    """A checkpoint behind which the run broke again twice is a target no more."""
+    incidents = (*state.closed, *((state.incident,) if state.incident else ()))
+    relapsed = [plan.target for incident in incidents for plan in incident.plans if plan.relapsed]
+    for target in relapsed:
+        if relapsed.count(target) >= RELAPSES_OF_A_TARGET:
+            quarantined = quarantine(state, target, f"the run broke again behind it {relapsed.count(target)} times")
+            if quarantined is not None:
+                return quarantined
     return None
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trimtab_operator.incidents import Incident, Latch, Plan
+from trimtab_operator.incidents import Incident, Latch, Measurement, Plan
 from trimtab_operator.phases.approval import plan_words
 from trimtab_operator.resources import API_VERSION
 from trimtab_operator.resources.guard_incident import IncidentPhase
@@ -60,12 +60,19 @@ def incident_status(incident: Incident, state: RunState) -> Status:
     """How an incident stands, or how it ended."""
     extent = incident.extent
     phases = [one for one in incident.phases if one.phase in _PHASES]
-    failed = [{"number": plan.number, "reason": printable(plan.failed, 500)} for plan in incident.plans if plan.failed]
+    failed = [
+        {"number": plan.number, "reason": printable(plan.failed or plan.relapsed, 500)}
+        for plan in incident.plans
+        if plan.failed or plan.relapsed
+    ]
     return {
         "phase": IncidentPhase.CLOSED.value if incident.outcome else state.phase.value,
         "heldStep": incident.held_step,
         "finding": incident.finding.value if incident.finding else None,
-        "findingReason": incident.finding_why or None,
+        "findingReason": printable(incident.finding_why, 1000) or None,
+        "missingEvidence": [printable(lacks, 500) for lacks in incident.missing] or None,
+        "measured": _measured(incident) or None,
+        "doubts": [printable(doubt, 500) for doubt in incident.doubts] or None,
         "skipped": {"first": extent.first, "last": extent.last, "bad": extent.bad} if extent else None,
         "failedPlans": failed or None,
         "target": incident.target.step if incident.target else None,
@@ -89,6 +96,29 @@ def incident_message(incident: Incident, state: RunState) -> str:
         waits = f"plan {plan.number} waits for approval until {incident.deadline[:19]}Z: {plan_words(plan)}"
         return f"{waits}; approve or reject {plan.hash}"
     return state.question if state.phase is RunPhase.NEEDS_HUMAN else incident.latch.message
+
+
+def _measured(incident: Incident) -> list[Status]:
+    """The numbers of both states, as far as they were measured."""
+    states = (("Held", incident.suspect), ("Restored", incident.restored))
+    return [_numbers(state, measured) for state, measured in states if measured is not None]
+
+
+def _numbers(state: str, measured: Measurement) -> Status:
+    numbers = {
+        "controlMean": measured.control_mean,
+        "controlStd": measured.control_std,
+        "threshold": measured.threshold,
+    }
+    return {
+        "state": state,
+        "control": measured.control,
+        "controlNonFinite": measured.control_nonfinite,
+        "controlBad": measured.control_bad,
+        "flagged": len(measured.flagged),
+        "bad": len(measured.bad),
+        **{name: _text(number) for name, number in numbers.items() if number is not None},
+    }
 
 
 def _skip(incident: Incident) -> str | None:

@@ -13,6 +13,10 @@ MAX_PLANS = 8
 KEPT_PHASES = 64
 """How many of an incident's changes of phase are kept; the schema of a GuardIncident holds no more."""
 
+RECOVERED = "Recovered"
+"""The outcome of an incident behind which the run is as good as before."""
+DEGRADED = "Degraded"
+"""The outcome of an incident behind which no rule fires any more, and the run is still worse than before."""
 RESUMED = "Resumed"
 """The outcome of an incident that a person closed by letting the run go on."""
 
@@ -75,6 +79,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Vitals(msgspec.Struct, frozen=True, kw_only=True):
+    """How a stretch of records looks: loss per token, share of clipped gradients, median throughput.
+
+    The counts say over how many records each is taken; None where no record has it.
+    """
+
+    records: int
+    loss_mean: float | None
+    loss_std: float | None
+    clip_records: int
+    clip_rate: float | None
+    speed_records: int
+    tokens_per_second: float | None
+
+
 class Latch(msgspec.Struct, frozen=True, kw_only=True):
     """What an incident acts on, as it was then: later edits of a policy change nothing about it.
 
@@ -101,6 +120,8 @@ class Latch(msgspec.Struct, frozen=True, kw_only=True):
     remediation: RemediationSettings
     rule_text: dict[str, object]
     asked: Asked | None = None
+    healthy: Vitals | None = None
+    """The healthy records before the first bad step, which a probation is compared with."""
 
     @property
     def on_loss(self) -> bool:
@@ -136,6 +157,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: LearningRateOverride | None = None
     hash: str = ""
     failed: str = ""
+    relapsed: str = ""
+    """Why a run that was brought back by it broke again, if it did."""
     approved_by: str = ""
 
 
@@ -237,6 +260,17 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """The restored attempt whose measurement the finding takes into account."""
     plans: tuple[Plan, ...] = ()
     relapses: int = 0
+    furthest: int = 0
+    """The last step at which a rule fired before the newest relapse: the run gets on once it is sound behind it."""
+    stalls: int = 0
+    """How many plans in a row, up to the newest, did not bring the run beyond the furthest step."""
+    extended_to: int = 0
+    """Where the probation ends since it was extended, 0 while it was not."""
+    extensions: int = 0
+    baseline: Vitals | None = None
+    """The healthy records before the incident; a relapse changes nothing about them."""
+    doubts: tuple[str, ...] = ()
+    """What is not as before the incident though no rule fires: why the probation was extended."""
     extent: SkipRange | None = None
     extent_done: bool = False
     asked: bool = False
@@ -276,4 +310,4 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     def probation_until(self) -> int:
         """The last step of the probation: counted from the step at which the incident held."""
         held = self.held_step if self.held_step is not None else self.latch.fired_step
-        return held + self.latch.remediation.probation_steps
+        return max(self.extended_to, held + self.latch.remediation.probation_steps)

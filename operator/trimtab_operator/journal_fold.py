@@ -217,18 +217,31 @@ def _rule_fired(state: RunState, record: JournalRecord) -> RunState:
 def _incident_opened(state: RunState, record: JournalRecord) -> RunState:
     latch = _read(Latch, record.after, "latch")
     name = record.incident or ""
-    state = replace(state, incident=Incident(name=name, latch=latch), incident_names=(*state.incident_names, name))
+    state = replace(
+        state,
+        incident=Incident(name=name, latch=latch, baseline=latch.healthy),
+        incident_names=(*state.incident_names, name),
+    )
     return _with_failure(state, record) if latch.asked is None else state
 
 
 def _relapsed(state: RunState, record: JournalRecord) -> RunState:
-    if state.incident is None:
+    incident = state.incident
+    if incident is None:
         return state
+    latch = _read(Latch, record.after, "latch")
+    furthest = max(incident.furthest, incident.latch.fired_step)
     return replace(
         _with_failure(state, record),
         incident=msgspec.structs.replace(
-            state.incident,
-            latch=_read(Latch, record.after, "latch"),
+            incident,
+            latch=latch,
+            plans=_with_relapse(incident.plans, latch),
+            furthest=furthest,
+            stalls=incident.stalls + 1 if latch.first_bad_step <= furthest else 0,
+            extended_to=0,
+            extensions=0,
+            doubts=(),
             held_step=None,
             replicas_agree=None,
             restoring_attempt=0,
@@ -245,9 +258,29 @@ def _relapsed(state: RunState, record: JournalRecord) -> RunState:
             extent_done=False,
             asked=False,
             wishes=Wishes(),
-            relapses=state.incident.relapses + 1,
+            relapses=incident.relapses + 1,
         ),
     )
+
+
+def _with_relapse(plans: tuple[Plan, ...], latch: Latch) -> tuple[Plan, ...]:
+    if not plans:
+        return plans
+    why = f"{latch.rule} fired at step {latch.fired_step} behind it"
+    return (*plans[:-1], msgspec.structs.replace(plans[-1], relapsed=why))
+
+
+def _probation_extended(state: RunState, record: JournalRecord) -> RunState:
+    incident, after = state.incident, record.after or {}
+    if incident is None:
+        return state
+    longer = msgspec.structs.replace(
+        incident,
+        extended_to=int(after["until"]),
+        extensions=incident.extensions + 1,
+        doubts=tuple(str(doubt) for doubt in after["doubts"]),
+    )
+    return replace(state, incident=longer)
 
 
 def _change_incident(
@@ -339,6 +372,10 @@ def _extent_found(incident: Incident, after: Mapping[str, Any]) -> Incident:
 
 
 def _incident_closed(state: RunState, record: JournalRecord) -> RunState:
+    after = record.after or {}
+    if state.incident is not None and "doubts" in after:
+        doubts = tuple(str(doubt) for doubt in after["doubts"])
+        state = replace(state, incident=msgspec.structs.replace(state.incident, doubts=doubts))
     return closed(state, record.outcome or "", record.time)
 
 
@@ -399,6 +436,7 @@ _FOLDS: dict[JournalAction, Callable[[RunState, JournalRecord], RunState]] = {
     JournalAction.RULE_FIRED: _rule_fired,
     JournalAction.INCIDENT_OPENED: _incident_opened,
     JournalAction.RELAPSED: _relapsed,
+    JournalAction.PROBATION_EXTENDED: _probation_extended,
     JournalAction.UPGRADED: _change_incident(_upgraded),
     JournalAction.HELD: _run_held,
     JournalAction.DIAGNOSED: _change_incident(_diagnosed),

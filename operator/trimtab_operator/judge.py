@@ -24,8 +24,9 @@ from trimtab_policies.rules import Action
 from trimtab_policies.verdicts import State, Verdict
 
 from trimtab_operator.extent import LARGEST_LOSS
-from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, WithheldStep
+from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, Vitals, WithheldStep
 from trimtab_operator.observation import FiringRule
+from trimtab_operator.probation import BASELINE_RECORDS, COMPARED_RECORDS, vitals
 from trimtab_operator.run_state import AcceptedGuard, RunState
 
 EVIDENCE_RECORDS = 128
@@ -146,6 +147,13 @@ class Judge:
         if engine.watches_time:
             self._judge(history, engine, state.guard_at(last.attempt, last.step))
 
+    def vitals(self, after: int, until: int) -> Vitals | None:
+        """The last records behind step `after`, up to step `until`, for a probation to be judged by."""
+        if self._history is None:
+            return None
+        kept = [record.scalars for record in self._history.records if after < record.step <= until]
+        return vitals(kept[-COMPARED_RECORDS:])
+
     def evidence(self) -> bytes:
         """The records around the first firing, one JSON object a line, vectors in base64."""
         if self._history is None:
@@ -264,6 +272,7 @@ def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: 
         flagged=verdict.flagged_windows or (history.last.window, history.last.window),
         remediation=remediation_settings(policy.spec.remediation),
         rule_text=rule.model_dump(mode="json", by_alias=True, exclude_none=True),
+        healthy=vitals([one.scalars for one in history.records if one.step < first_bad][-BASELINE_RECORDS:]),
     )
 
 

@@ -8,7 +8,7 @@ from trimtab_contract.directives import Ack, AckState, CheckpointReference, Term
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
 
-from trimtab_operator.incidents import Latch, RemediationSettings, Wishes, WithheldStep
+from trimtab_operator.incidents import Latch, RemediationSettings, Vitals, Wishes, WithheldStep
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard, AutomationHold, RequestAction, RunState
 
@@ -263,6 +263,8 @@ class Observation:
     suspect_problem: str = ""
     diagnosis_late: bool = False
     """Whether the held world has been asked to measure for longer than anybody waits for the answer."""
+    probation: Vitals | None = None
+    """The last records of a probation that is over; None while it is not, or where no record is left."""
     withheld: WithheldStep | None = None
     """The last judged step of the current attempt, where its update was withheld."""
     frozen_evidence: tuple[Evidence, ...] = ()

@@ -17,7 +17,7 @@ from trimtab_operator.claims import look_at_claims
 from trimtab_operator.errors import InvalidResource, NotFound, StoreRefused, StoreUnavailable
 from trimtab_operator.frozen_evidence import EvidenceFreezer, Suspicion, order_of_data
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
-from trimtab_operator.incidents import Incident, Latch, RemediationSettings, Wishes
+from trimtab_operator.incidents import Incident, Latch, RemediationSettings, Vitals, Wishes
 from trimtab_operator.judge import Judge, remediation_settings
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
 from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods, Request
@@ -83,6 +83,17 @@ def _trained(pods: Pods, judge: Judge, state: RunState) -> int:
     """The last step that the newest attempt is known to have trained: from its records, or its last words."""
     last_words = (message.step for message in pods.messages if message.attempt == state.attempt)
     return max((judge.furthest_step(state.attempt), *last_words))
+
+
+def _probation(state: RunState, judge: Judge, acks: Acks) -> Vitals | None:
+    """The last records of the open incident's probation; a run may end within it."""
+    incident = state.incident
+    if state.phase is not RunPhase.PROBATION or incident is None or incident.target is None:
+        return None
+    last = incident.probation_until
+    finished = acks.finished if acks.finished is not None and acks.finished.attempt == state.attempt else None
+    last = min(last, finished.step) if finished is not None else last
+    return judge.vitals(incident.target.step, last) if judge.judged_step >= last else None
 
 
 def _accepted(guard: GuardView, state: RunState, judge: Judge) -> AcceptedGuard | None:
@@ -164,6 +175,7 @@ class Observer:
             firing=judge.firing,
             notes=judge.notes,
             withheld=judge.withheld,
+            probation=_probation(state, judge, acks),
             missing_metrics=missing_metrics,
             claims=claims,
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,

@@ -61,6 +61,8 @@ class JournalAction(StrEnum):
     EXTENT_FOUND = "ExtentFound"
     SKIPPED = "Skipped"
     """A world has taken windows that a person asked for out of its data."""
+    PROBATION_EXTENDED = "ProbationExtended"
+    """No rule fires, and yet the run does not train as before the incident."""
     INCIDENT_CLOSED = "IncidentClosed"
     NEEDS_HUMAN = "NeedsHuman"
     COMPLETED = "Completed"

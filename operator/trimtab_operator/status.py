@@ -240,6 +240,9 @@ def _end_conditions(state: RunState, finish_pending: str) -> list[ConditionRow]:
     rows: list[ConditionRow] = []
     if finish_pending:
         rows.append((ConditionType.FINISH_PENDING, True, Reason.FINISH_PENDING, finish_pending))
+    if state.phase is RunPhase.PROBATION and state.incident is not None and state.incident.doubts:
+        differs = f"no rule fires, but {'; '.join(state.incident.doubts)}"
+        rows.append((ConditionType.PROBATION_EXTENDED, True, Reason.PROBATION_EXTENDED, differs))
     if state.phase is RunPhase.NEEDS_HUMAN:
         rows.append((ConditionType.NEEDS_HUMAN, True, Reason.NEEDS_HUMAN, state.question))
     if state.phase is RunPhase.AWAITING_APPROVAL and state.incident is not None:

@@ -32,6 +32,7 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.RESTORE_FAILED: (EventType.WARNING, Reason.RESTORE_FAILED),
     JournalAction.EXTENT_FOUND: (EventType.NORMAL, Reason.EXTENT_FOUND),
     JournalAction.SKIPPED: (EventType.NORMAL, Reason.BATCHES_SKIPPED),
+    JournalAction.PROBATION_EXTENDED: (EventType.WARNING, Reason.PROBATION_EXTENDED),
     JournalAction.INCIDENT_CLOSED: (EventType.NORMAL, Reason.INCIDENT_CLOSED),
     JournalAction.NEEDS_HUMAN: (EventType.WARNING, Reason.NEEDS_HUMAN),
     JournalAction.COMPLETED: (EventType.NORMAL, Reason.COMPLETED),
@@ -68,6 +69,8 @@ def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
         kind, reason = EventType.WARNING, Reason.PAUSED
     if (record.after or {}).get("phase") == RunPhase.AWAITING_APPROVAL:
         kind, reason = EventType.WARNING, Reason.APPROVAL_REQUIRED
+    if record.action == JournalAction.INCIDENT_CLOSED and (record.after or {}).get("doubts"):
+        kind = EventType.WARNING
     if record.action == JournalAction.STOPPED and record.on_behalf_of:
         kind, reason = EventType.NORMAL, Reason.STOPPED_BY_REQUEST
     return kind, reason, printable(sentence(record))

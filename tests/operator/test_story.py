@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from played_trainer import Scenario
 from scripted_operator import play
@@ -11,13 +12,18 @@ from scripted_world import ScriptedRun
 from trimtab_contract.directives import Reason as Ending
 from trimtab_contract.journal import Actor, JournalRecord, Phase
 from trimtab_operator.adapters.ports import EventType
-from trimtab_operator.incidents import Wishes
+from trimtab_operator.incidents import Vitals, Wishes
 from trimtab_operator.observation import MissingMetric
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import JournalAction
 from trimtab_operator.story import event_of, printable, sentence
 
 DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)))
+
+
+VITALS = Vitals(
+    records=20, loss_mean=2.0, loss_std=0.1, clip_records=0, clip_rate=None, speed_records=0, tokens_per_second=None
+)
 
 
 def crash(run: ScriptedRun) -> None:
@@ -47,6 +53,7 @@ def told_by_runs() -> list[JournalRecord]:
         play(replace(DAMAGED, unrestorable=frozenset({10}))),
         play(Scenario(steps=30, damaged=frozenset(range(14, 200)))),
         play(replace(DAMAGED, action="Stop")),
+        play(replace(DAMAGED, steps=40, healthy=VITALS, vitals=(msgspec.structs.replace(VITALS, loss_mean=9.0),))),
         play(replace(DAMAGED, action="Pause", answers=(("StartWorld", "Resume"), ("Held", "Rollback")))),
         play(replace(DAMAGED, refuses_skips=True)),
         play(Scenario(steps=20, answers=(("WorldRunning", "Skip", Wishes(skip=(15, 16))),))),

@@ -5,7 +5,7 @@ from trimtab_contract.directives import Action, CheckpointReference, Reason
 from trimtab_operator import bookkeeping, diagnosis, drafts, worlds
 from trimtab_operator.commands import Command
 from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
-from trimtab_operator.incidents import Incident, SkipRange
+from trimtab_operator.incidents import Finding, Incident, SkipRange
 from trimtab_operator.observation import Observation
 from trimtab_operator.phases import approval
 from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
@@ -156,7 +156,15 @@ def _resume(state: RunState, observation: Observation, incident: Incident, targe
     if incident.extent is not None:
         ledger = ledger.including(incident.extent.first, incident.extent.last)
     lr = incident.plan.learning_rate if incident.plan else None
+    told = state.directive.skip if state.directive is not None else ()
+    transient = incident.finding is Finding.TRANSIENT
+    if ledger.ranges == told and lr is None and not incident.wishes.unchanged and not transient:
+        why = (
+            "the plan skips nothing, lowers no learning rate, and nothing proves a transient fault: it changes nothing"
+        )
+        return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
     directive = drafts.instruct(state, observation, Action.RUN, skip=ledger.ranges, lr=lr, incident=incident.name)
     skipped = f"windows {incident.extent.first} to {incident.extent.last}" if incident.extent else "nothing"
-    message = f"resume behind step {target.step}, skipping {skipped}"
+    slower = f", at {lr.scale:g} of the learning rate up to step {lr.until_step}" if lr else ""
+    message = f"resume behind step {target.step}, skipping {skipped}{slower}"
     return drafts.intend(state, JournalAction.DIRECTIVE, directive, _P.PROBATION, {"message": message})

@@ -12,6 +12,9 @@ from trimtab_operator.selection import Selection, select_named, select_rollback
 
 _P = RunPhase
 
+STALLED_PLANS = 3
+"""So many plans in a row that did not bring the run beyond where it broke before, and a human is asked."""
+
 
 def selecting(state: RunState, observation: Observation) -> Command | None:
     """The next plan of the incident, within the budget or for a person's approval, or a question to a human."""
@@ -23,6 +26,10 @@ def selecting(state: RunState, observation: Observation) -> Command | None:
     retarget = bool(incident.plans) and bool(incident.plans[-1].failed)
     spent = bookkeeping.rollbacks_in_window(state, observation)
     counted = not retarget and not incident.asked and not approval.needed(incident)
+    if counted and incident.stalls >= STALLED_PLANS:
+        return _ask(
+            state, f"{incident.stalls} plans in a row broke again by step {incident.furthest}: the run gets no further"
+        )
     if counted and spent >= observation.limits.max_rollbacks:
         return _ask(state, f"{spent} rollbacks within the budget's window are spent (budget.maxRollbacks)")
     if len(incident.plans) >= MAX_PLANS:

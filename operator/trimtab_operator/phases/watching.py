@@ -3,7 +3,9 @@
 from trimtab_contract.directives import AckState, Action, OnNonFinite, Reason
 
 from trimtab_operator import drafts, final_checkpoint, requests, worlds
+from trimtab_operator import probation as probation_rules
 from trimtab_operator.commands import Command
+from trimtab_operator.incidents import DEGRADED, RECOVERED, Incident
 from trimtab_operator.observation import Observation
 from trimtab_operator.run_state import JournalAction, RunPhase, RunState
 
@@ -39,19 +41,42 @@ def watching(state: RunState, observation: Observation) -> Command | None:
 
 
 def probation(state: RunState, observation: Observation) -> Command | None:
-    """Close the incident when its probation is over and green."""
+    """Close the incident when its probation is over, green, and as good as what was before."""
     released = requests.go_on(state, observation) or worlds.release_restored(state, observation)
     if released is not None or state.incident is None:
         return released
-    until = state.incident.probation_until
     finished = final_checkpoint.finished_and_judged(state, observation)
-    if observation.judged_step >= until or finished:
-        judged = f"all rules green up to step {observation.judged_step}"
-        outcome = f"{judged}, the end of the run" if finished else f"{judged}, behind the probation's last step {until}"
-        return drafts.record(
-            state, JournalAction.INCIDENT_CLOSED, _P.WATCHING, outcome="Recovered", reason={"message": outcome}
-        )
+    if observation.judged_step >= state.incident.probation_until or finished:
+        return _judge_probation(state, observation, state.incident, finished=finished)
     return release_self_hold(state, observation) or renew_on_nonfinite(state, observation)
+
+
+def _judge_probation(state: RunState, observation: Observation, incident: Incident, *, finished: bool) -> Command:
+    """Close the incident; or extend its probation, for no rule fired and yet the run is not as it was."""
+    until, after = incident.probation_until, observation.probation
+    doubts = probation_rules.doubts(incident.baseline, after)
+    told = "; ".join(doubt.message for doubt in doubts)
+    if doubts and not finished and incident.extensions < probation_rules.MAX_EXTENSIONS:
+        longer = until + incident.latch.remediation.probation_steps
+        return drafts.record(
+            state,
+            JournalAction.PROBATION_EXTENDED,
+            reason={"message": f"no rule fires, but {told}; the probation goes on to step {longer}"},
+            after={"until": longer, "doubts": [doubt.message for doubt in doubts], "vitals": after},
+        )
+    judged = f"all rules green up to step {observation.judged_step}"
+    message = f"{judged}, the end of the run" if finished else f"{judged}, behind the probation's last step {until}"
+    message += f"; but {told}" if doubts else ""
+    numbers = probation_rules.compared(incident.baseline, after)
+    message += f"; {numbers}" if numbers and not doubts else ""
+    return drafts.record(
+        state,
+        JournalAction.INCIDENT_CLOSED,
+        _P.WATCHING,
+        outcome=DEGRADED if any(doubt.harmful for doubt in doubts) else RECOVERED,
+        reason={"message": message},
+        after={"doubts": [doubt.message for doubt in doubts], "vitals": after} if after is not None else {},
+    )
 
 
 def needs_human(state: RunState, observation: Observation) -> Command | None:

@@ -161,6 +161,27 @@ class FailedPlan(Resource):
     reason: Text
 
 
+class MeasuredState(StrEnum):
+    """The state that windows were measured on."""
+
+    HELD = "Held"
+    RESTORED = "Restored"
+
+
+class MeasuredLosses(Resource):
+    """Forward-only losses on one state: how many control and flagged windows, and how they compare."""
+
+    state: MeasuredState
+    control: Count
+    control_non_finite: Count
+    control_bad: bool
+    control_mean: NumberText | None = None
+    control_std: NumberText | None = None
+    threshold: NumberText | None = None
+    flagged: Count
+    bad: Count
+
+
 class SkippedWindows(Windows):
     """The range taken out of the run, and how many of its windows were measured as bad."""
 
@@ -191,7 +212,13 @@ class GuardIncidentStatus(Resource):
     held_step: Count | None = None
     finding: Finding | None = None
     finding_reason: LongText | None = None
-    """What the finding rests on, and which evidence is missing."""
+    """What the finding rests on."""
+    missing_evidence: Annotated[tuple[Text, ...], Field(max_length=16)] | None = None
+    measured: Annotated[tuple[MeasuredLosses, ...], Field(max_length=2, json_schema_extra=list_map("state"))] | None = (
+        None
+    )
+    doubts: Annotated[tuple[Text, ...], Field(max_length=8)] | None = None
+    """What is not as before the incident, though no rule fires."""
     resumed_time: Timestamp | None = None
     """When the run last went on behind the damage; `phases` say when it fired."""
     skipped: SkippedWindows | None = None
