@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class Scene:
 
     def stored(self, kind: str, name: str) -> dict[str, Any]:
         return json.loads(self.api.kubectl("get", kind, name, f"-n={self.namespace}", "-o=json"))
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.environment['TRIMTAB_HEALTH_PORT']}/metrics") as answer:
+            return answer.read().decode()
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         for _ in range(300):
@@ -136,6 +141,9 @@ async def test_rights_in_one_namespace_are_enough_to_keep_a_job_from_its_first_w
         )
         with redis_server.client() as admin:
             assert redis_user(run) in admin.acl_users()
+        place = f'job_name="kept",job_namespace="{scene.namespace}"'
+        await scene.until("the metrics", lambda: f'trimtab_job_phase{{{place},phase="Pending"}} 1.0' in scene.metrics())
+        assert "trimtab_breaker_open 0.0" in await asyncio.to_thread(scene.metrics)
 
         made = ("tj", "gp", "jobs", "services", "configmaps", "secrets")
         listed = json.loads(scene.api.kubectl("get", ",".join(made), f"-n={scene.namespace}", "-o=json"))
