@@ -4,12 +4,21 @@ An anchor follows from the journal like a status does, so it has neither intent 
 word that an incident or the run is over.
 """
 
+import asyncio
+
 import structlog
 from trimtab_contract.anchors import Anchor, anchor_name
 from trimtab_contract.keys import RunId
 
 from trimtab_operator.adapters.ports import Cluster, Kind, KubernetesObject
-from trimtab_operator.errors import Conflict, InvalidResource, JournalBroken, NotFound, OperatorError
+from trimtab_operator.errors import (
+    ClusterUnavailable,
+    Conflict,
+    InvalidResource,
+    JournalBroken,
+    NotFound,
+    OperatorError,
+)
 from trimtab_operator.journal import Voucher
 from trimtab_operator.resources import API_VERSION, anchor_spec, parse_journal_anchor
 from trimtab_operator.run_state import RunState
@@ -18,7 +27,9 @@ from trimtab_operator.workload import JOB_LABEL
 
 ANCHOR_SECONDS = 20.0
 """No record is longer than this the journal's last one without its anchor being written, where it can be."""
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 10.0
+WRITE_SECONDS = 3.0
+"""An API server that needs longer for an anchor must not keep the run's reconciler from listening."""
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -75,9 +86,12 @@ class AnchorKeeper:
             return True
         anchor = Anchor(run=str(self._run), seq=state.seq, hash=state.head, ended=ended)
         try:
-            await self._store(self._signer.sign(anchor) if self._signer else anchor)
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._store(self._signer.sign(anchor) if self._signer else anchor)
         except JournalBroken:
             raise
+        except TimeoutError:
+            self._failed(ClusterUnavailable(f"the API server did not answer within {WRITE_SECONDS:.0f} s"), state)
         except NotFound as error:
             self.lost = True
             self._failed(error, state)
