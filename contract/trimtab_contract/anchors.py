@@ -33,8 +33,15 @@ class Anchor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def signed_bytes(anchor: Anchor, key_id: str) -> bytes:
-    """What a signature covers, as canonical JSON: run, sequence number, hash, purpose, and which key."""
-    claim = {"hash": anchor.hash, "keyId": key_id, "purpose": PURPOSE, "run": anchor.run, "seq": anchor.seq}
+    """What a signature covers, as canonical JSON: run, number, hash, whether it is the end, purpose, and which key."""
+    claim = {
+        "ended": anchor.ended,
+        "hash": anchor.hash,
+        "keyId": key_id,
+        "purpose": PURPOSE,
+        "run": anchor.run,
+        "seq": anchor.seq,
+    }
     return json.dumps(claim, sort_keys=True, separators=(",", ":")).encode()
 
 
