@@ -81,13 +81,13 @@ def story(run: ScriptedRun) -> list[tuple[str, str, str]]:
 
 
 def decisions(run: ScriptedRun) -> list[tuple[object, ...]]:
-    """Rule, first bad step, targets and skip range of every incident."""
+    """Rule, first bad step, targets and skip range of every incident; when a person is heard is a matter of chance."""
     state = run.state
     return [
         (
             incident.name,
             incident.latch.rule,
-            incident.latch.first_bad_step,
+            None if incident.latch.asked else incident.latch.first_bad_step,
             tuple(plan.target for plan in incident.plans),
             incident.extent,
             incident.finding,

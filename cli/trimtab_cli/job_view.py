@@ -114,23 +114,40 @@ def describe(job: Body, incidents: Sequence[Body], events: Sequence[Body]) -> It
 
 def _incident(incident: Body) -> Iterator[str]:
     trigger, status = section(incident["spec"], "trigger"), section(incident, "status")
-    flagged = trigger["flagged"]
     yield f"Incident {incident['metadata']['name']}: {status.get('outcome') or status.get('phase') or 'open'}"
-    yield f"  rule {trigger['rule']} fired at step {trigger['firedStep']}{_tail(trigger.get('message'))}"
-    yield f"  first bad step {trigger['firstBadStep']}, flagged windows {flagged['first']} to {flagged['last']}"
+    asked, flagged = section(trigger, "request"), section(trigger, "flagged")
+    if asked:
+        yield f"  {asked['by']} asked for {asked['action']} at step {trigger['firedStep']}{_tail(asked.get('reason'))}"
+    else:
+        yield f"  rule {trigger['rule']} fired at step {trigger['firedStep']}{_tail(trigger.get('message'))}"
+        yield f"  first bad step {trigger['firstBadStep']}, flagged windows {flagged['first']} to {flagged['last']}"
     if status.get("heldStep") is not None:
         yield f"  every rank held after step {status['heldStep']}"
     if status.get("finding"):
         yield f"  finding: {status['finding']}{_tail(status.get('findingReason'))}"
     failed = {one["number"]: one["reason"] for one in items(status, "failedPlans")}
     for plan in items(incident["spec"], "plans"):
-        why = f", which failed: {failed[plan['number']]}" if plan["number"] in failed else ""
-        yield f"  plan {plan['number']}: restore step {plan['target']['step']}{why}"
+        yield from plan_lines(plan, str(failed.get(plan["number"], "")))
+    if status.get("phase") == "AwaitingApproval":
+        yield f"  {status.get('message')}"
     skipped = section(status, "skipped")
     if skipped:
         yield f"  windows {skipped['first']} to {skipped['last']} are skipped, {skipped['bad']} of them measured as bad"
     if status.get("relapses"):
         yield f"  relapses: {status['relapses']}"
+
+
+def plan_lines(plan: Body, failed: str = "") -> Iterator[str]:
+    """What a plan would do, and the hash by which it is approved."""
+    bound, rate = section(plan, "skipBound"), section(plan, "learningRate")
+    why = f", which failed: {failed}" if failed else ""
+    yield f"  plan {plan['number']}: restore step {plan['target']['step']}{why}"
+    if bound:
+        yield f"    nothing outside windows {bound['first']} to {bound['last']} is skipped"
+    if rate:
+        yield f"    {rate['scale']} of the learning rate up to step {rate['untilStep']}"
+    if plan.get("hash"):
+        yield f"    hash {plan['hash']}"
 
 
 def _tail(text: object) -> str:

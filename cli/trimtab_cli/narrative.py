@@ -1,11 +1,11 @@
 """A trail in plain words: one line a record, and an incident as a story. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 from trimtab_contract.journal import JournalRecord, Phase
-from trimtab_operator.incidents import Incident
+from trimtab_operator.incidents import Incident, Latch
 from trimtab_operator.run_state import JournalAction
 from trimtab_operator.story import sentence
 
@@ -55,17 +55,21 @@ def _directive_words(directive: Mapping[str, Any]) -> str:
 
 def incident_story(records: Iterable[JournalRecord], incident: Incident) -> tuple[str, ...]:
     """An incident from the rule that fired to its outcome, one sentence each."""
-    latch = incident.latch
-    first, last = latch.flagged
-    policy = f"{latch.policy.name} generation {latch.policy.generation}"
-    lines = [
-        f"Rule {latch.rule} of policy {policy} fired at step {latch.fired_step}: {latch.message}.",
-        f"The first bad step was {latch.first_bad_step}; windows {first} to {last} were flagged.",
-    ]
+    lines = list(_beginning(incident.latch))
     for record in records:
         if record.incident == incident.name and record.phase is not Phase.RESULT:
             lines += _told(record)
     return tuple(lines)
+
+
+def _beginning(latch: Latch) -> Iterator[str]:
+    if latch.asked is not None:
+        yield f"No rule fired: {latch.message} at step {latch.fired_step}."
+    if latch.policy is not None and latch.flagged is not None:
+        first, last = latch.flagged
+        policy = f"{latch.policy.name} generation {latch.policy.generation}"
+        yield f"Rule {latch.rule} of policy {policy} fired at step {latch.fired_step}: {latch.message}."
+        yield f"The first bad step was {latch.first_bad_step}; windows {first} to {last} were flagged."
 
 
 def _told(record: JournalRecord) -> list[str]:

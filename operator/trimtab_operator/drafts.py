@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import Action, Diagnose, Directive, OnNonFinite
 from trimtab_contract.journal import Phase
 
@@ -93,7 +94,12 @@ def restore_directive(
 
 
 def incident_name(state: RunState, job: str, latch: Latch) -> str:
-    """Named after where it began; a second incident at the same place of the same attempt gets a number."""
+    """Named after where it began; a second incident at the same place of the same attempt gets a number.
+
+    Where a person began it, it is named after their request: at which step that is heard is a matter of chance.
+    """
+    if latch.asked is not None:
+        return f"{job}-{latch.asked.action.lower()}-{sha256_hex(latch.asked.uid.encode())[:8]}"
     name = f"{job}-a{latch.attempt}-s{latch.first_bad_step}"
     return name if name not in state.incident_names else f"{name}-{len(state.incident_names) + 1}"
 

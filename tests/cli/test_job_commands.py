@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from control_plane_fixture import ControlPlane
 from object_store_fixture import ADMIN, ObjectStoreServer
-from operator_objects import guard_incident, training_job
+from operator_objects import guard_incident, incident_plan, training_job
 from rollback_trail import TrailOptions, audit_objects, rollback_trail
 from trimtab_cli.__main__ import app
 from trimtab_cli.errors import UsageError
@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 
 SHARD = b"weights" * 100
 AGE = "2026-01-01T00:00:00Z"
+PLAN = "abc123" + "0" * 58
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class Laboratory:
     audit: str
     manifests: tuple[tuple[str, bytes], ...]
 
-    def trimtab(self, *arguments: str) -> Result:
+    def trimtab(self, *arguments: str, typed: str = "") -> Result:
         options = [f"--kubeconfig={self.plane.kubeconfig}", f"--namespace={self.namespace}"]
-        return CliRunner().invoke(app, [*arguments, *options], env={"KUBECONFIG": str(self.plane.kubeconfig)})
+        environment = {"KUBECONFIG": str(self.plane.kubeconfig)}
+        return CliRunner().invoke(app, [*arguments, *options], input=typed, env=environment)
 
     def json(self, *arguments: str) -> Any:
         result = self.trimtab(*arguments, "-o", "json")
@@ -343,6 +345,86 @@ def test_a_request_that_nobody_answers_is_said_to_stay(laboratory: Laboratory) -
     result = laboratory.trimtab("job", "stop", "demo", "--reason", "enough", "--timeout", "0")
     assert result.exit_code == 1
     assert "No operator has answered runrequest demo-stop-" in str(result.exception)
+
+
+def asked(laboratory: Laboratory, *command: str) -> dict[str, Any]:
+    """The spec of the RunRequest that a command makes; nobody answers."""
+    before = set(laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=name").split())
+    result = laboratory.trimtab("job", *command, "--reason", "because", "--timeout", "0")
+    assert "No operator has answered runrequest demo-" in str(result.exception), (result.exception, result.stderr)
+    after = set(laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=name").split())
+    (made,) = after - before
+    spec = json.loads(laboratory.plane.kubectl("get", made, f"-n={laboratory.namespace}", "-o=json"))["spec"]
+    assert (spec.pop("job"), spec.pop("by"), spec.pop("reason")) == ("demo", "admin", "because")
+    return spec
+
+
+def test_every_verb_asks_for_what_was_typed(laboratory: Laboratory) -> None:
+    assert asked(laboratory, "hold", "demo") == {"action": "Hold"}
+    assert asked(laboratory, "skip", "demo", "480-505") == {
+        "action": "Skip",
+        "args": {"skip": {"first": 480, "last": 505}},
+    }
+    changes = ("--to", "300", "--skip", "480-505", "--lr-scale", "0.5", "--lr-steps", "100")
+    assert asked(laboratory, "rollback", "demo", *changes) == {
+        "action": "Rollback",
+        "args": {
+            "toStep": 300,
+            "skip": {"first": 480, "last": 505},
+            "learningRate": {"scale": 0.5, "forSteps": 100},
+        },
+    }
+    assert asked(laboratory, "rollback", "demo", "--to", "root/x/manifest.json", "--unchanged") == {
+        "action": "Rollback",
+        "args": {"toKey": "root/x/manifest.json", "unchanged": True},
+    }
+    assert asked(laboratory, "reject", "demo") == {"action": "Reject"}
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("skip", "demo", "480"), "'480' are no windows: write them as FIRST-LAST, such as 480-505."),
+        (("skip", "demo", "505-480"), "'505-480' are no windows"),
+        (("rollback", "demo", "--lr-scale", "0.5"), "--lr-scale and --lr-steps belong together"),
+        (("approve", "demo", "--yes"), "--yes would approve whatever waits by then: name the plan with --plan HASH."),
+    ],
+)
+def test_what_was_typed_wrongly_is_said_before_anything_is_asked(command: tuple[str, ...], why: str) -> None:
+    result = CliRunner().invoke(app, ["job", *command, "--reason", "x", "--kubeconfig=/dev/null"])
+    assert isinstance(result.exception, UsageError)
+    assert why in str(result.exception)
+
+
+def test_what_contradicts_itself_is_refused_by_the_api_server(laboratory: Laboratory) -> None:
+    result = laboratory.trimtab("job", "rollback", "demo", "--unchanged", "--skip", "1-2", "--reason", "x")
+    assert isinstance(result.exception, UsageError)
+    assert "spec.args.unchanged" in str(result.exception)
+
+
+def test_a_plan_is_shown_before_it_is_approved_by_its_hash(laboratory: Laboratory) -> None:
+    nothing = laboratory.trimtab("job", "approve", "demo", "--reason", "x")
+    assert str(nothing.exception) == "No plan of demo waits for approval: it is Completed."
+    plan = {**incident_plan(1), "hash": PLAN, "skipBound": {"first": 318, "last": 387}}
+    laboratory.plane.apply(guard_incident(laboratory.namespace, job={"uid": laboratory.run.uid}, plans=[plan]))
+    waits = {"planHash": PLAN, "deadline": AGE}
+    message = "plan 1 waits for approval"
+    laboratory.status("gi", "demo-a1-s320", {"phase": "AwaitingApproval", "approval": waits, "message": message})
+    laboratory.status("tj", "demo", {"phase": "AwaitingApproval", "incident": "demo-a1-s320"})
+    unseen = laboratory.trimtab("job", "approve", "demo", "--reason", "x")
+    assert str(unseen.exception) == f"Nothing is approved; where nobody can be asked, give --plan {PLAN} --yes."
+    for line in ("plan 1: restore step 200", "nothing outside windows 318 to 387 is skipped", PLAN, message):
+        assert line in unseen.stderr
+    assert laboratory.trimtab("job", "approve", "demo", "--reason", "x", typed="n\n").exit_code == 1
+    assert laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=name") == ""
+    seen = laboratory.trimtab("job", "approve", "demo", "--reason", "x", "--timeout", "0", typed="y\n")
+    assert "No operator has answered runrequest demo-approve-" in str(seen.exception)
+    stale = laboratory.trimtab("job", "approve", "demo", "--plan", "0" * 64, "--yes", "--reason", "x")
+    assert str(stale.exception) == f"Plan {'0' * 64} is not the one that waits: that is {PLAN}; look at it again."
+    assert asked(laboratory, "approve", "demo", "--plan", PLAN[:12], "--yes") == {"action": "Approve", "planHash": PLAN}
+    assert asked(laboratory, "reject", "demo", "--plan", PLAN) == {"action": "Reject", "planHash": PLAN}
+    told = laboratory.trimtab("job", "describe", "demo").stdout
+    assert f"hash {PLAN}" in told
 
 
 def test_nothing_is_asked_without_a_reason_or_of_nobody(laboratory: Laboratory) -> None:

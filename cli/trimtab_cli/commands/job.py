@@ -16,7 +16,15 @@ from trimtab_cli.options import EveryNamespaceOption, JobArgument, OutputOption
 from trimtab_cli.output import Format, Output
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
-for request in (job_requests.resume, job_requests.rollback, job_requests.stop):
+for request in (
+    job_requests.hold,
+    job_requests.resume,
+    job_requests.rollback,
+    job_requests.skip,
+    job_requests.stop,
+    job_requests.approve,
+    job_requests.reject,
+):
     app.command()(request)
 
 

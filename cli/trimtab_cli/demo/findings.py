@@ -25,7 +25,8 @@ class Finding:
 def damage_incident(state: RunState, damaged: tuple[int, int]) -> Incident | None:
     """The closed incident that was about the damaged windows."""
     first, last = damaged
-    return next((one for one in state.closed if one.latch.flagged[0] <= last and one.latch.flagged[1] >= first), None)
+    flagged = ((one, one.latch.flagged) for one in state.closed)
+    return next((one for one, windows in flagged if windows and windows[0] <= last and windows[1] >= first), None)
 
 
 def judge_run(
@@ -68,8 +69,9 @@ def _skipped(incident: Incident, damaged: tuple[int, int]) -> Finding:
     extent, settings = incident.extent, incident.latch.remediation
     if extent is None:
         return Finding(name, holds=False, detail="nothing was skipped")
-    first = min(damaged[0], incident.latch.flagged[0]) - settings.before
-    last = max(damaged[1], incident.latch.flagged[1]) + settings.after
+    flagged = incident.latch.flagged or damaged
+    first = min(damaged[0], flagged[0]) - settings.before
+    last = max(damaged[1], flagged[1]) + settings.after
     holds = first <= extent.first <= damaged[0] and damaged[1] <= extent.last <= last
     detail = f"windows {extent.first} to {extent.last}; the damage lies in {damaged[0]} to {damaged[1]}"
     return Finding(name, holds, detail)
