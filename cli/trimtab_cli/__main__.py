@@ -7,6 +7,7 @@ import typer
 from trimtab_cli.commands import audit, checkpoint, job, policy, sandbox
 from trimtab_cli.commands.crds import crds
 from trimtab_cli.commands.demo import demo
+from trimtab_cli.commands.report import report
 from trimtab_cli.errors import CliError
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(crds)
+app.command()(report)
 for name, group in (
     ("sandbox", sandbox.app),
     ("policy", policy.app),
