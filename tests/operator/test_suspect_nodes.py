@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from control_plane_fixture import ControlPlane
 from operator_objects import training_job
 from run_states import ack, incident, run_state
 from trimtab_contract.directives import Ack, AckState, Action, Directive, ReplicaReport
@@ -111,11 +112,21 @@ def test_the_suspicion_is_journaled_with_the_hold_and_outlives_the_operator() ->
     assert fold(state, record).suspect_nodes == ("node-2",)
 
 
-def affinity(body: dict[str, Any], avoid: tuple[str, ...]) -> dict[str, Any]:
+def world_job(body: dict[str, Any], avoid: tuple[str, ...]) -> dict[str, Any]:
     metadata = {"uid": "u", "generation": 1, **body["metadata"]}
     job = TrainingJobView.of({**body, "metadata": metadata})
-    objects = world_objects(job, WorkloadDefaults("image", "redis://redis:6379"), 2, "password", avoid)
-    return objects.job["spec"]["template"]["spec"].get("affinity", {})
+    return world_objects(job, WorkloadDefaults("image", "redis://redis:6379"), 2, "password", avoid).job
+
+
+def affinity(body: dict[str, Any], avoid: tuple[str, ...]) -> dict[str, Any]:
+    return world_job(body, avoid)["spec"]["template"]["spec"].get("affinity", {})
+
+
+def test_the_api_server_takes_a_world_that_avoids_several_nodes(api: ControlPlane) -> None:
+    namespace = api.create_namespace("avoiding")
+    api.apply(world_job(training_job("demo", namespace), ("node-2", "node-5.example")))
+    stored = api.kubectl("get", "job", "demo-2", f"-n={namespace}", "-o=jsonpath={..matchFields[*].values[0]}")
+    assert stored.split() == ["node-2", "node-5.example"]
 
 
 def test_the_next_world_prefers_other_nodes_and_requires_none() -> None:
