@@ -11,7 +11,7 @@ from trimtab_contract.journal import Actor, JournalRecord, canonical_bytes, pars
 from trimtab_contract.keys import RunId
 
 from trimtab_operator.adapters.ports import Appended, JournalStore
-from trimtab_operator.commands import Draft
+from trimtab_operator.commands import DECISION_VERSION, Draft
 from trimtab_operator.errors import Conflict, Fenced, JournalBroken, NotFound, OperatorError
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.run_state import JournalAction, RunState
@@ -120,7 +120,7 @@ class RunJournal:
         await self.read_vouched(vouchers)
         self.epoch = 1 + max(lease_epoch, self.state.epoch)
         directive = self.state.directive
-        after: dict[str, object] = {"epoch": self.epoch}
+        after: dict[str, object] = {"epoch": self.epoch, "decision_version": DECISION_VERSION}
         if directive is not None:
             after["directive"] = msgspec.structs.replace(directive, epoch=self.epoch, seq=self.state.seq + 1)
         draft = Draft(action=JournalAction.TAKEOVER, id=f"run/{JournalAction.TAKEOVER}/{self.epoch}", after=after)

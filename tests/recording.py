@@ -1,0 +1,194 @@
+"""The file of a recorded incident: what an operator took in, in order, and what it decided. JSON Lines, one act a line.
+
+    header     what it is, and the version of the decisions it was last compared with
+    policy     the text of a policy that judged
+    metrics    one record of the trainer, as far as rules look at it
+    ack        one acknowledgement
+    decision   the state machine was asked: with what it saw (changes only), and whether a record was the answer
+    record     the journal record as it was stored, byte for byte
+    accepted   what later versions decide otherwise, and somebody agreed to
+
+A record that a decision answered with follows right behind it. What is taken in stands before the first decision that
+knew it; how much of it a decision knew is said there, for an operator that takes over begins anew with all of it.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from trimtab_contract.directives import Ack
+from trimtab_contract.journal import JournalRecord, parse_record
+from trimtab_contract.metrics import MetricRecord, Vector
+from trimtab_policies.policy import AcceptedPolicy, parse_policy
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="line"):
+    """`source` says what the parts were that played it."""
+
+    name: str
+    title: str
+    source: str
+    run: str
+    job: str
+    decision_version: int
+
+
+class PolicyLine(msgspec.Struct, frozen=True, kw_only=True, tag="policy", tag_field="line"):
+    """A policy with the identity under which the journal names it."""
+
+    kind: str
+    namespace: str | None
+    name: str
+    uid: str
+    generation: int
+    hash: str
+    spec: dict[str, Any]
+
+    @classmethod
+    def of(cls, policy: AcceptedPolicy) -> "PolicyLine":
+        """The line of a policy."""
+        spec = policy.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        identity = {name: getattr(policy, name) for name in ("kind", "namespace", "name", "uid", "generation", "hash")}
+        return cls(**identity, spec=spec)
+
+    def policy(self) -> AcceptedPolicy:
+        """The policy, under the hash it had: a text may be read otherwise by now."""
+        return AcceptedPolicy(
+            self.kind, self.namespace, self.name, self.uid, self.generation, self.hash, parse_policy(self.spec)
+        )
+
+
+class MetricsLine(msgspec.Struct, frozen=True, kw_only=True, tag="metrics", tag_field="line", omit_defaults=True):
+    """A metric record; values that are not finite are words."""
+
+    attempt: int
+    step: int
+    window: int
+    time: float
+    scalars: dict[str, float | str]
+    vectors: dict[str, tuple[tuple[int, ...], tuple[float | str, ...]]] = {}
+
+    @classmethod
+    def of(cls, record: MetricRecord, names: frozenset[str]) -> "MetricsLine":
+        """The line of a record, of those metrics only."""
+        return cls(
+            attempt=record.attempt,
+            step=record.step,
+            window=record.window,
+            time=record.time,
+            scalars={name: _word(value) for name, value in record.scalars.items() if name in names},
+            vectors={
+                name: (vector.shape, tuple(map(_word, vector.values())))
+                for name, vector in record.vectors.items()
+                if name in names
+            },
+        )
+
+    def record(self) -> MetricRecord:
+        """The record; counts of samples and tokens, at which no rule looks, are left out."""
+        return MetricRecord(
+            attempt=self.attempt,
+            step=self.step,
+            window=self.window,
+            samples_seen=0,
+            tokens_seen=0,
+            time=self.time,
+            scalars={name: float(value) for name, value in self.scalars.items()},
+            vectors={name: Vector.pack(shape, map(float, values)) for name, (shape, values) in self.vectors.items()},
+        )
+
+
+class AckLine(msgspec.Struct, frozen=True, kw_only=True, tag="ack", tag_field="line"):
+    """An acknowledgement under its id in the stream."""
+
+    id: str
+    ack: Ack
+
+
+class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, tag="decision", tag_field="line"):
+    """The state machine was asked.
+
+    `heard` is the id of the last ack, `judged` the last step of the newest attempt that the operator knew. `seen` are
+    the fields of the Observation that changed since the last decision, `judgement` those that follow from the records.
+    """
+
+    answered: bool
+    heard: str
+    judged: int
+    now: str
+    seen: dict[str, Any]
+    judgement: dict[str, Any]
+
+
+class RecordLine(msgspec.Struct, frozen=True, kw_only=True, tag="record", tag_field="line"):
+    """A journal record as it was stored."""
+
+    body: msgspec.Raw
+
+    def record(self) -> JournalRecord:
+        """The record."""
+        return parse_record(bytes(self.body))
+
+
+class AcceptedLine(msgspec.Struct, frozen=True, kw_only=True, order=True, tag="accepted", tag_field="line"):
+    """What the version in the header decides otherwise than was recorded."""
+
+    seq: int
+    field: str
+    recorded: str
+    now: str
+
+
+Act = PolicyLine | MetricsLine | AckLine | DecisionLine | RecordLine
+_Line = Header | PolicyLine | MetricsLine | AckLine | DecisionLine | RecordLine | AcceptedLine
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded incident: its acts in order, and the differences that were accepted since."""
+
+    header: Header
+    acts: tuple[Act, ...]
+    accepted: tuple[AcceptedLine, ...] = ()
+
+    @property
+    def bodies(self) -> tuple[tuple[int, bytes], ...]:
+        """The journal, as the bucket held it."""
+        found = [bytes(act.body) for act in self.acts if isinstance(act, RecordLine)]
+        return tuple(enumerate(found, 1))
+
+    def agreed(self, version: int, accepted: Iterable[AcceptedLine]) -> "Recording":
+        """The same, as a later version of the decisions is known to decide it."""
+        header = msgspec.structs.replace(self.header, decision_version=version)
+        return replace(self, header=header, accepted=tuple(sorted(accepted)))
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Write the file; equal recordings give equal bytes."""
+    lines = (recording.header, *recording.acts, *recording.accepted)
+    path.write_bytes(b"".join(msgspec.json.encode(line, order="deterministic") + b"\n" for line in lines))
+
+
+def read_recording(path: Path) -> Recording:
+    """Read the file; raises msgspec.MsgspecError where a line is none of these."""
+    lines = [msgspec.json.decode(line, type=_Line) for line in path.read_bytes().splitlines()]
+    header, *rest = lines
+    assert isinstance(header, Header), f"{path.name} does not begin with its header"
+    acts: list[Act] = []
+    accepted: list[AcceptedLine] = []
+    for line in rest:
+        if isinstance(line, AcceptedLine):
+            accepted.append(line)
+        else:
+            assert not isinstance(line, Header), f"{path.name} has a second header"
+            acts.append(line)
+    return Recording(header, tuple(acts), tuple(accepted))
+
+
+def _word(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
