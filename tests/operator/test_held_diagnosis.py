@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from played_trainer import Scenario
 from run_checks import check, surviving_windows
-from run_fates import DAMAGED, SKIPPED, actions, crash, finished_healthy, last_directive, records
+from run_fates import DAMAGED, SKIPPED, actions, at, crash, finished_healthy, last_directive, records
 from scripted_operator import play
 from scripted_world import ScriptedRun
 from trimtab_contract.journal import JournalRecord, effective
@@ -86,6 +86,22 @@ def test_a_world_lost_while_it_measures_is_missing_evidence_and_the_next_one_sta
         "StartWorld",
     ]
     assert not set(surviving_windows(run)) & SKIPPED
+
+
+@pytest.mark.parametrize(
+    "scenario", [DAMAGED, replace(DAMAGED, diagnosis="Late"), Scenario(glitches=frozenset({(1, 23)}))]
+)
+def test_a_world_lost_at_any_tick_of_its_incident_is_rolled_back_all_the_same(scenario: Scenario) -> None:
+    """While it holds, measures, has measured, or is restored: the finding may be another one, the run ends well."""
+    phases: list[RunPhase] = []
+    play(scenario, on_tick=lambda run: phases.append(run.state.phase))
+    began = phases.index(RunPhase.HOLDING) if RunPhase.HOLDING in phases else phases.index(RunPhase.DIAGNOSING)
+    for tick in range(began, began + 16):
+        run = play(scenario, on_tick=at({tick: crash}))
+        check(run)
+        assert run.state.phase is RunPhase.COMPLETED
+        assert len(records(run, "IncidentOpened")) == 1
+        assert not set(surviving_windows(run)) & scenario.damaged
 
 
 def without_measurements(record: JournalRecord) -> JournalRecord | None:
