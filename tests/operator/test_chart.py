@@ -137,6 +137,8 @@ def test_the_operator_may_change_its_own_lease_and_no_other(installed: ControlPl
     [
         ("engineer", ("create", "trainingjobs.trimtab.dev"), ("patch", "guardpolicies.trimtab.dev")),
         ("engineer", ("create", "runrequests.trimtab.dev"), ("patch", "runrequests.trimtab.dev")),
+        ("approver", ("approve", "guardincidents.trimtab.dev"), ("patch", "trainingjobs.trimtab.dev")),
+        ("engineer", ("create", "runrequests.trimtab.dev"), ("approve", "guardincidents.trimtab.dev")),
         ("policy-owner", ("patch", "guardpolicies.trimtab.dev"), ("create", "trainingjobs.trimtab.dev")),
         ("reviewer", ("get", "guardincidents.trimtab.dev"), ("patch", "trainingjobs.trimtab.dev")),
         ("reviewer", ("get", "runrequests.trimtab.dev"), ("create", "runrequests.trimtab.dev")),
@@ -163,23 +165,23 @@ def test_people_get_the_part_that_is_theirs(
         assert not may(installed, f"a-{role}", other, "guardincidents.trimtab.dev")
 
 
-def test_nobody_asks_in_another_users_name(installed: ControlPlane) -> None:
-    namespace = installed.create_namespace("asking")
-    bind = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": f"{NAMESPACE}-trimtab-engineer"}
-    users = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name} for name in ("ada", "grace")]
-    metadata = {"name": "engineers", "namespace": namespace}
-    installed.apply(
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": bind,
-            "subjects": users,
-        }
-    )
+def bind(role: str, users: tuple[str, ...], namespace: str) -> dict[str, Any]:
+    group = "rbac.authorization.k8s.io"
+    return {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": role, "namespace": namespace},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": f"{NAMESPACE}-trimtab-{role}"},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": name} for name in users],
+    }
 
-    def ask(user: str, by: str, name: str) -> subprocess.CompletedProcess[str]:
-        text = as_documents([run_request(namespace, name, by=by)])
+
+def test_nobody_asks_in_another_users_name_and_plans_are_answered_by_approvers_alone(installed: ControlPlane) -> None:
+    namespace = installed.create_namespace("asking")
+    installed.apply(bind("engineer", ("ada", "grace"), namespace), bind("approver", ("vera",), namespace))
+
+    def ask(user: str, by: str, name: str, **spec: Any) -> subprocess.CompletedProcess[str]:
+        text = as_documents([run_request(namespace, name, by=by, **spec)])
         return installed.try_kubectl("create", "-f", "-", user=user, text=text)
 
     # The policy takes a moment to come into force after it was installed.
@@ -191,6 +193,14 @@ def test_nobody_asks_in_another_users_name(installed: ControlPlane) -> None:
     assert ask("ada", "ada", "own").returncode == 0
     own = installed.kubectl("get", "rr", "own", f"-n={namespace}", "-o=jsonpath={.spec.by}")
     assert own == "ada"
+    approve = {"action": "Approve", "planHash": "0" * 64}
+    for action in (approve, {"action": "Reject"}):
+        refused = ask("ada", "ada", "plan", **action)
+        assert (
+            f"ada may not {action['action'].lower()} plans: that takes the verb approve on guardinc" in refused.stderr
+        )
+    approved = ask("vera", "vera", "plan", **approve)
+    assert approved.returncode == 0, approved.stderr
 
 
 def test_the_check_of_names_can_be_left_to_another_policy() -> None:
