@@ -110,8 +110,8 @@ class Collector:
         """The per-head vectors around the firing, and of the attempt that went on."""
         found: list[HeatMap] = []
         for (_, attempt), collector in self._heat.items():
-            maps = collector.maps()
-            found += maps if attempt == self.latch.attempt else [one for one in maps if "over the steps" in one.title]
+            here = attempt == self.latch.attempt
+            found += [one for one in collector.maps(whole=here) if here or one.high > one.low]
         return tuple(found)
 
     def _of(self, lines: dict[Stretch, Decimator], stretch: Stretch) -> Decimator:

@@ -65,9 +65,10 @@ class HeatCollector:
             worst = _worst(np.stack([known, worst]), 0, lowest=self._lowest)
         self._rows[column] = worst
 
-    def maps(self) -> tuple[HeatMap, ...]:
-        """The record's grid, and the worst of each layer over steps."""
-        return tuple(one for one in (self._of_record(), self._over_steps()) if one is not None)
+    def maps(self, *, whole: bool) -> tuple[HeatMap, ...]:
+        """The worst of each layer over steps, behind the grid of the one record if that is wanted (`whole`)."""
+        found = (self._of_record() if whole else None, self._over_steps())
+        return tuple(one for one in found if one is not None)
 
     @property
     def _lowest(self) -> bool:
