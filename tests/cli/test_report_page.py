@@ -8,14 +8,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from object_store_fixture import ADMIN, ObjectStoreServer
 from rollback_trail import INCIDENT, TrailOptions, audit_objects, rewritten, rollback_trail
 from trimtab_cli.__main__ import app
 from trimtab_contract import keys
 from trimtab_contract.keys import RunId
 from trimtab_contract.metrics import MetricRecord, Vector, encode_archive
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 HOSTILE = '</p><script>alert("x")</script><img src="http://evil.example/x" onerror=alert(1)>'
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -49,10 +48,8 @@ class Page(HTMLParser):
 def record(attempt: int, step: int, *, bad: bool = False) -> MetricRecord:
     heads = [20.0] * 12
     heads[7] = 140.0 if bad else 20.0
-    scalars = {
-        "loss": 8.1 if bad else 2.0 + step % 7 / 100,
-        "grad_norm": math.nan if step == 322 and bad else 0.5 + step / 1e4,
-    }
+    loss = 8.1 if bad else 2.0 + step % 7 / 100
+    grad_norm = math.nan if bad and step == 322 else 0.5 + step / 1e4
     return MetricRecord(
         attempt=attempt,
         step=step,
@@ -60,7 +57,7 @@ def record(attempt: int, step: int, *, bad: bool = False) -> MetricRecord:
         samples_seen=step,
         tokens_seen=step,
         time=1e9 + step,
-        scalars=scalars,
+        scalars={"loss": loss, "grad_norm": grad_norm},
         vectors={"qk_max_logit": Vector.pack((3, 4), heads)},
     )
 
