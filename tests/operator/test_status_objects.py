@@ -283,3 +283,14 @@ def test_every_phase_of_an_open_incident_can_be_stored() -> None:
     assert RunPhase.HOLDING in open_phases
     assert RunPhase.NEEDS_HUMAN in open_phases
     assert {phase.value for phase in open_phases} <= {phase.value for phase in IncidentPhase}
+
+
+def test_an_anchor_that_cannot_be_written_is_said_as_a_condition_and_once_as_an_event() -> None:
+    why = "record 7 of the journal is not anchored outside its bucket: the API server did not answer within 3 s"
+    status = shown(run_state(), anchor_pending=why)
+    pending = condition(status, "AnchorPending")
+    assert pending is not None
+    assert (pending["status"], pending["reason"], pending["message"]) == ("True", "AnchorNotWritten", why)
+    assert newly_wrong(status["conditions"], ()) == ((Reason.ANCHOR_NOT_WRITTEN, why),)
+    assert newly_wrong(status["conditions"], status["conditions"]) == ()
+    assert condition(shown(run_state()), "AnchorPending") is None
