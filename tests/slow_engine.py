@@ -335,17 +335,23 @@ def divergence(
     since = 0
     levels: list[tuple[int, float, float | None]] = []
     distances: list[float] = []
+    neighbours: list[float] = []
+    apart: list[float] = []
     row = 0
+
+    def noise() -> float | None:
+        return noise_of(distances, apart, settings.settle_records)
+
     every: list[Assessed] = []
     for value, begin in zip(values, begins, strict=True):
         if begin:
-            since, row = len(seen), 0
+            since, row, neighbours = len(seen), 0, []
         if not math.isfinite(value):
             every.append(Assessed(True, level_threshold(settings, seen[since:], levels)))
             continue
         level_shift = row >= settings.max_freeze
         if level_shift:
-            levels = [(len(seen), statistics.median(seen[since:][-settings.records :]), noise_of(distances))]
+            levels = [(len(seen), statistics.median(seen[since:][-settings.records :]), noise())]
             row = 0
         seen.append(value)
         levels = [level for level in levels if level[0] > len(seen) - settings.lookback_records]
@@ -358,11 +364,13 @@ def divergence(
         every.append(Assessed(breach, threshold, warming_up=threshold is None, level_shift=level_shift))
         settling = seen[since:][-settings.settle_records :]
         if len(settling) == settings.settle_records:
-            levels.append((len(seen), statistics.median(settling), noise_of(distances)))
+            levels.append((len(seen), statistics.median(settling), noise()))
+            neighbours.append(statistics.median(settling))
+            apart += from_the_middle(neighbours, settings.settle_records)
         if len(seen) - since >= 3:
             distances.append(abs(seen[-2] - (seen[-3] + seen[-1]) / 2))
             if len(distances) == FEWEST_DISTANCES:
-                levels = [(count, level, noise_of(distances)) for count, level, _ in levels]
+                levels = [(count, level, noise()) for count, level, _ in levels]
     return every
 
 
@@ -379,11 +387,22 @@ def level_threshold(
     return best + max(settings.relative * abs(best), settings.absolute, (settings.sigma or 0.0) * (noise or 0.0))
 
 
-def noise_of(distances: Sequence[float]) -> float | None:
-    """The standard deviation of normal noise whose values lie so far from the middle of their neighbours."""
+def from_the_middle(levels: Sequence[float], far: int) -> list[float]:
+    """How far the level `far` before the last lies from the middle of the last and the one as far before it."""
+    if len(levels) <= 2 * far:
+        return []
+    return [abs(levels[-1 - far] - (levels[-1 - 2 * far] + levels[-1]) / 2)]
+
+
+def noise_of(distances: Sequence[float], apart: Sequence[float], settle: int) -> float | None:
+    """The standard deviation of normal noise whose values, or levels, lie so far from the middle of two others."""
     if len(distances) < FEWEST_DISTANCES:
         return None
-    return 1.4826 / math.sqrt(1.5) * statistics.median(distances[-NOISE_RECORDS:])
+    noise = 1.4826 / math.sqrt(1.5) * statistics.median(distances[-NOISE_RECORDS:])
+    if len(apart) < FEWEST_DISTANCES:
+        return noise
+    of_levels = 1.4826 / math.sqrt(1.5) * statistics.median(apart[-200:])
+    return max(noise, of_levels * math.sqrt(settle) / math.sqrt(math.pi / 2))
 
 
 def composite(

@@ -95,14 +95,10 @@ class _PolicyWatch:
         self._policy = policy
         self._rules = {rule.name: rule for rule in policy.spec.rules}
         self._place = Place(0, 0)
-        self._findings: dict[str, Finding] = {}
-        valued = [rule for rule in self._rules.values() if rule.stale is None and not rule.components]
+        groups = alike(rule for rule in self._rules.values() if rule.stale is None and not rule.components)
         self._values = [
-            (
-                tuple(rule.name for rule in rules),
-                Succession[None, list[Finding]](reach(rules[0]), lambda rules=rules: ValueReplay(rules, resumption)),
-            )
-            for rules in alike(valued)
+            Succession[None, list[Finding]](reach(rules[0]), lambda rules=rules: ValueReplay(rules, resumption))
+            for rules in groups
         ]
         self._composites = [
             (
@@ -114,6 +110,12 @@ class _PolicyWatch:
             for rule in self._rules.values()
             if rule.components
         ]
+        # Findings come group by group and then those of the composites; a `stale` rule has none.
+        of_values = [rule.name for rules in groups for rule in rules]
+        self._findings: list[Finding] = []
+        self._index = {
+            name: index for index, name in enumerate((*of_values, *(one.name for one, _ in self._composites)))
+        }
         self._absences = {
             name: (AbsenceWatch(rule), Arming(rule, resumption))
             for name, rule in self._rules.items()
@@ -128,20 +130,18 @@ class _PolicyWatch:
         self._place = Place(record.step, record.window)
         for absence, _ in self._absences.values():
             absence.take(record, now)
-        findings = self._findings
-        for names, succession in self._values:
-            findings.update(zip(names, succession.step(ordinal, record, None), strict=True))
+        self._findings = [found for group in self._values for found in group.step(ordinal, record, None)]
         for rule, succession in self._composites:
             components = tuple(
                 Verdict(self._policy, self._rules[name], record.attempt, self._place, self._finding(name, record, now))
                 for name in rule.components
             )
-            findings[rule.name] = succession.step(ordinal, record, components)
+            self._findings.append(succession.step(ordinal, record, components))
 
     def verdicts(self, policy: AcceptedPolicy, record: MetricRecord, now: float | None) -> list[Verdict]:
-        attempt, place, findings = record.attempt, self._place, self._findings
+        attempt, place, findings, index = record.attempt, self._place, self._findings, self._index
         if not self._absences:
-            return [Verdict(policy, rule, attempt, place, findings[name]) for name, rule in self._rules.items()]
+            return [Verdict(policy, rule, attempt, place, findings[index[name]]) for name, rule in self._rules.items()]
         return [
             Verdict(policy, rule, attempt, place, self._finding(name, record, now))
             for name, rule in self._rules.items()
@@ -150,7 +150,7 @@ class _PolicyWatch:
     def _finding(self, name: str, record: MetricRecord, now: float | None) -> Finding:
         """What a rule finds as of `now`, `record` being the last one."""
         if name not in self._absences:
-            return self._findings[name]
+            return self._findings[self._index[name]]
         absence, arming = self._absences[name]
         pending = arming.held_back(record)
         if self._rules[name].stale is not None:
@@ -158,7 +158,7 @@ class _PolicyWatch:
             if pending is not None and finding.state is State.FIRING:
                 return Finding(State.PENDING, pending, note=finding.note)
             return finding
-        finding = self._findings[name]
+        finding = self._findings[self._index[name]]
         if pending is None and finding.state is not State.FIRING:
             return absence.overdue(now, self._place) or finding
         return finding

@@ -144,3 +144,21 @@ def test_the_default_look_back_fits_into_what_a_job_keeps() -> None:
     plain, counting = (accepted({"divergence": MARGINS | more}).spec.rules[0] for more in ({}, {"sigma": 6}))
     assert reach(counting) == reach(plain) + NOISE_RECORDS
     assert reach(counting) <= 2000
+
+
+def correlated(count: int, level: float, share: float, seed: int) -> list[float]:
+    """A level with noise of `share` of it, of which nine tenths last from record to record."""
+    noise, deviation, values = random.Random(seed), 0.0, list[float]()
+    for _ in range(count):
+        deviation = 0.9 * deviation + noise.gauss(0, share * math.sqrt(1 - 0.9**2))
+        values.append(level * (1 + deviation))
+    return values
+
+
+@pytest.mark.parametrize(
+    "settings", [{"settleRecords": 5, "sigma": 10}, {"records": 20, "settleRecords": 40, "sigma": 4}]
+)
+def test_noise_that_lasts_from_record_to_record_is_no_divergence(settings: dict[str, Any]) -> None:
+    calm = correlated(3_000, 2.0, 0.05, seed=1)
+    assert breaches(calm, **settings) == []
+    assert breaches([*calm, *(2.0 * value for value in calm[:100])], **settings)

@@ -7,7 +7,10 @@ finite value the last `settleRecords` of them settle a level; the best is the lo
 With `sigma` the rise must also stand out of the noise, for the lowest of many levels of a noisy metric lies far below
 its ordinary level. The noise is a standard deviation, estimated from how far each value lies from the middle of its two
 neighbours, so that a trend is no noise: the median of the last NOISE_RECORDS such distances, scaled as for normal noise
-(Gasser, Sroka and Jennen-Steinmetz, Biometrika 73, 1986, with a median in place of the mean). It counts as it was when
+(Gasser, Sroka and Jennen-Steinmetz, Biometrika 73, 1986, with a median in place of the mean). Where neighbours resemble
+each other that is too little, and levels wander further than so much independent noise would let them. So levels
+`settleRecords` apart are compared in the same way, the last LEVEL_DISTANCES of them, and the noise is at least that of
+independent values whose medians would lie so far apart. It counts as it was when
 the best level settled, since a metric that diverges grows noisy too; a level that settled before FEWEST_DISTANCES
 distances were known has the first noise that rests on so many.
 
@@ -29,8 +32,15 @@ from trimtab_policies.rules import NOISE_RECORDS, Divergence
 FEWEST_DISTANCES = 20
 """With fewer distances the noise is not known."""
 
+LEVEL_DISTANCES = 200
+"""How far settled levels lie apart is estimated over so many."""
+
 NORMAL_NOISE = 1.4826 / math.sqrt(1.5)
 """Standard deviation of normal noise over the median distance of a value from the middle of its neighbours."""
+
+
+MEDIAN_NOISE = math.sqrt(math.pi / 2)
+"""Standard deviation of the median of n independent normal values over that of one, times the root of n."""
 
 
 class Level(msgspec.Struct, frozen=True, gc=False):
@@ -100,6 +110,9 @@ class DivergenceDetector:
         self._settling = MedianWindow(divergence.settle_records)
         self._settled: deque[Settled] = deque()
         self._distances = MedianWindow(NOISE_RECORDS)
+        self._levels: deque[float] = deque(maxlen=2 * divergence.settle_records + 1)
+        self._level_distances = MedianWindow(LEVEL_DISTANCES)
+        self._level_noise = NORMAL_NOISE / MEDIAN_NOISE * math.sqrt(divergence.settle_records)
         self._neighbours: tuple[float, ...] = ()
         """The one or two values before the next one."""
         self._count = 0
@@ -129,6 +142,7 @@ class DivergenceDetector:
         """The recent level begins anew; the settled ones and the noise stay."""
         self._recent = MedianWindow(self._divergence.records)
         self._settling = MedianWindow(self._divergence.settle_records)
+        self._levels.clear()
         self._neighbours = ()
         self._breaching = 0
 
@@ -136,8 +150,8 @@ class DivergenceDetector:
     def state(self) -> object:
         """Values of the windows, the settled levels with their ages, and the row of breaches."""
         ages = [(self._count - settled.count, settled.level, settled.noise) for settled in self._settled]
-        windows = self._recent.state, self._settling.state, self._distances.state
-        return windows, ages, self._neighbours, self._breaching
+        windows = self._recent.state, self._settling.state, self._distances.state, self._level_distances.state
+        return windows, ages, self._levels, self._neighbours, self._breaching
 
     def _breached(self, level: Level) -> bool:
         recent, best = level.recent, level.best
@@ -150,8 +164,11 @@ class DivergenceDetector:
     @property
     def _noise(self) -> float | None:
         """How noisy the metric is now; None while that is not known."""
-        distances = self._distances
-        return NORMAL_NOISE * distances.median if len(distances.ordered) >= FEWEST_DISTANCES else None
+        distances, apart = self._distances, self._level_distances
+        if len(distances.ordered) < FEWEST_DISTANCES:
+            return None
+        noise = NORMAL_NOISE * distances.median
+        return max(noise, self._level_noise * apart.median) if len(apart.ordered) >= FEWEST_DISTANCES else noise
 
     def _level(self) -> Level:
         recent = self._recent.median if self._recent.is_full else None
@@ -171,6 +188,14 @@ class DivergenceDetector:
         while settled and settled[-1].level >= level:
             settled.pop()
         settled.append(Settled(self._count, level, self._noise))
+        if self._measures_noise:
+            self._compare(level)
+
+    def _compare(self, level: float) -> None:
+        levels, apart = self._levels, self._divergence.settle_records
+        levels.append(level)
+        if len(levels) == levels.maxlen:
+            self._level_distances.append(abs(levels[apart] - (levels[0] / 2 + level / 2)))
 
     def _measure(self, value: float) -> None:
         neighbours, distances = self._neighbours, self._distances
