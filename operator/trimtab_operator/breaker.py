@@ -103,4 +103,5 @@ def explain(trip: Trip, settings: BreakerSettings) -> str:
     more = f" and {len(trip.runs) - NAMED_RUNS} more" if len(trip.runs) > NAMED_RUNS else ""
     failed = f"{len(trip.runs)} runs failed within {settings.window_seconds:.0f} s ({shown}{more})"
     quiet = f"no rollback and no restart begins until none has failed for {settings.quiet_seconds:.0f} s"
-    return f"{failed}, so the platform is suspected: {quiet}"
+    person = "or a person lets a run go on with `trimtab job resume`"
+    return f"{failed}, so the platform is suspected: {quiet}, {person}"
