@@ -20,7 +20,7 @@ def figure(
 ) -> str:
     """The shapes in a frame with a caption and scales; `first` is what stands at the left end."""
     scale = "".join(
-        f'<span style="top:{axes.y(value) / FRAME.height:.1%}">{value:.3g}</span>' for value in _distinct(axes)
+        f'<span style="top:{axes.y(value) / FRAME.height:.1%}">{said}</span>' for said, value in _scale(axes).items()
     )
     drawn = "\n".join(shape for shape in shapes if shape)
     return (
@@ -104,6 +104,11 @@ def shade_boxes(shades: Sequence[Shade], axes: Axes, first: int) -> str:
     return "".join(boxes)
 
 
-def _distinct(axes: Axes) -> Iterable[float]:
-    """The scale's values, once each as they are written."""
-    return {f"{value:.3g}": value for value in axes.ticks()}.values()
+def _scale(axes: Axes) -> dict[str, float]:
+    """The scale's values as they are written, each once."""
+    return {_short(value): value for value in axes.ticks()}
+
+
+def _short(value: float) -> str:
+    """Three digits, with `k` for thousands where an exponent would take more room than there is."""
+    return f"{value / 1000:.3g}k" if 1e4 <= abs(value) < 1e6 else f"{value:.3g}"

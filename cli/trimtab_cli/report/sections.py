@@ -87,7 +87,7 @@ def checkpoints(report: Report) -> str:
         return ""
     rows = "".join(_checkpoint_row(one) for one in reversed(report.checkpoints))
     count = report.other_checkpoints
-    others = [f"{count} further checkpoints lie outside these steps."] if count else []
+    others = [f"Further checkpoints, outside these steps: {count}."] if count else []
     titles = "".join(f"<th>{title}</th>" for title in _CHECKPOINT_COLUMNS)
     return section(
         "Checkpoints",

@@ -81,7 +81,7 @@ p.key{margin:.2rem 0 0 3.6rem;font-size:.8rem;color:var(--soft)}p.key i{display:
 vertical-align:-.08rem;print-color-adjust:exact}p.key i.framed{border:2px solid #d40000;width:.9rem;margin-left:.8rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.88rem}
 th,td{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--edge)}
-td.n,td.t{white-space:nowrap;color:var(--soft)}.lapsed{text-decoration:line-through}
+th{overflow-wrap:normal}td.n,td.t{white-space:nowrap;color:var(--soft)}.lapsed{text-decoration:line-through}
 tr.chosen td{background:var(--panel)}summary{cursor:pointer;margin:.5rem 0;color:var(--line)}code{font-size:.85em}
 @media(max-width:640px){body{padding:.8rem .8rem 2rem;font-size:15px}dl{display:block}dd{margin:0 0 .5rem}
 .frame{margin-left:2.9rem}p.key{margin-left:2.9rem}.area{height:10rem}.steps span:nth-of-type(even){display:none}
