@@ -261,9 +261,12 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[Plan, ...] = ()
     relapses: int = 0
     furthest: int = 0
-    """The last step at which a rule fired before the newest relapse: the run gets on once it is sound behind it."""
+    """Where the run broke when it last got on: the step at which a rule fired. 0 before the first relapse.
+
+    It gets on once it is sound for more than a margin behind that step: what breaks it breaks it at about the same one.
+    """
     stalls: int = 0
-    """How many plans in a row, up to the newest, did not bring the run beyond the furthest step."""
+    """How many plans in a row, up to the newest, did not bring the run on."""
     extended_to: int = 0
     """Where the probation ends since it was extended, 0 while it was not."""
     extensions: int = 0

@@ -230,15 +230,16 @@ def _relapsed(state: RunState, record: JournalRecord) -> RunState:
     if incident is None:
         return state
     latch = _read(Latch, record.after, "latch")
-    furthest = max(incident.furthest, incident.latch.fired_step)
+    furthest = incident.furthest or incident.latch.fired_step
+    gets_on = latch.first_bad_step > furthest + latch.remediation.margin
     return replace(
         _with_failure(state, record),
         incident=msgspec.structs.replace(
             incident,
             latch=latch,
             plans=_with_relapse(incident.plans, latch),
-            furthest=furthest,
-            stalls=incident.stalls + 1 if latch.first_bad_step <= furthest else 0,
+            furthest=latch.fired_step if gets_on else furthest,
+            stalls=0 if gets_on else incident.stalls + 1,
             extended_to=0,
             extensions=0,
             doubts=(),

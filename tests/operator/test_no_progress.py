@@ -11,6 +11,7 @@ from run_states import attempts, checkpoint, incident, reference, run_state
 from scripted_operator import play
 from scripted_world import ScriptedRun
 from trimtab_contract.directives import Action, Directive, LearningRateOverride
+from trimtab_contract.journal import JournalRecord
 from trimtab_operator.bookkeeping import next_record
 from trimtab_operator.commands import Append
 from trimtab_operator.incidents import Finding, Plan, SkipRange
@@ -34,7 +35,7 @@ def test_a_naive_rollback_breaks_at_the_same_step_again_and_a_human_is_asked_bef
     run = play(RATE_TOO_HIGH)
     check(run)
     assert run.state.phase is RunPhase.NEEDS_HUMAN
-    assert run.state.question == "3 plans in a row broke again by step 32: the run gets no further"
+    assert run.state.question == "3 plans in a row broke again at about step 32: no progress"
     fired = [((one.after or {})["latch"]["first_bad_step"]) for one in records(run, "Relapsed")]
     assert fired == [30, 30, 30]
     assert targets(run) == sorted(targets(run), reverse=True) == [25, 20, 10]
@@ -75,6 +76,20 @@ def test_guards_are_armed_from_the_first_step_behind_a_restore_on() -> None:
     relapse = records(run, "Relapsed")[0]
     latched = (relapse.after or {})["latch"]
     assert (targets(run)[0], latched["first_bad_step"], latched["fired_step"]) == (25, 26, 28)
+
+
+def test_a_run_that_breaks_a_little_later_each_time_makes_no_progress_either() -> None:
+    """Every plan gets it three steps further, within the margin of where it first broke."""
+
+    def later(run: ScriptedRun, record: JournalRecord) -> None:
+        if record.action in {"IncidentOpened", "Relapsed"}:
+            run.scenario = replace(run.scenario, diverges=(run.scenario.diverges or 0) + 1)
+
+    run = play(RATE_TOO_HIGH, on_record=later)
+    check(run)
+    assert run.state.question == "3 plans in a row broke again at about step 32: no progress"
+    fired = [((one.after or {})["latch"]["first_bad_step"]) for one in records(run, "Relapsed")]
+    assert fired == [31, 32, 33]
 
 
 def test_getting_on_counts_anew() -> None:

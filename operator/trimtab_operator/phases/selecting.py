@@ -13,7 +13,7 @@ from trimtab_operator.selection import Selection, select_named, select_rollback
 _P = RunPhase
 
 STALLED_PLANS = 3
-"""So many plans in a row that did not bring the run beyond where it broke before, and a human is asked."""
+"""So many plans in a row that did not bring the run beyond about where it broke before, and a human is asked."""
 
 
 def selecting(state: RunState, observation: Observation) -> Command | None:
@@ -28,7 +28,7 @@ def selecting(state: RunState, observation: Observation) -> Command | None:
     counted = not retarget and not incident.asked and not approval.needed(incident)
     if counted and incident.stalls >= STALLED_PLANS:
         return _ask(
-            state, f"{incident.stalls} plans in a row broke again by step {incident.furthest}: the run gets no further"
+            state, f"{incident.stalls} plans in a row broke again at about step {incident.furthest}: no progress"
         )
     if counted and spent >= observation.limits.max_rollbacks:
         return _ask(state, f"{spent} rollbacks within the budget's window are spent (budget.maxRollbacks)")
