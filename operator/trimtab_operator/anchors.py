@@ -48,6 +48,26 @@ class AnchorKeeper:
         self._behind_since: float | None = None
         self._tried = float("-inf")
 
+    async def vouchers(self) -> tuple[Voucher, ...]:
+        """What is known of the journal outside its bucket: by the anchor, and by the TrainingJob's status.
+
+        Raises as `voucher`.
+        """
+        anchored, told = await self.voucher(), await self._told()
+        return tuple(voucher for voucher in (anchored, told) if voucher is not None)
+
+    async def _told(self) -> Voucher | None:
+        """The newest record that the TrainingJob's status knows; None when the job is gone or says nothing."""
+        try:
+            body = await self._cluster.training_job(self._run.namespace, self._run.name)
+        except NotFound:
+            return None
+        status: KubernetesObject = body.get("status") or {}
+        known: KubernetesObject = status.get("journal") or {}
+        if body["metadata"]["uid"] != self._run.uid or not known:
+            return None
+        return Voucher(int(known["seq"]), str(known["hash"]), "the TrainingJob's status")
+
     async def voucher(self) -> Voucher | None:
         """What the anchor knows of the journal; None before the first one.
 

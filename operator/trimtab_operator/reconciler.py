@@ -36,7 +36,7 @@ from trimtab_operator.errors import (
 )
 from trimtab_operator.finish_watch import FinishWatch, waits_for
 from trimtab_operator.guards import load_texts
-from trimtab_operator.journal import Identity, RunJournal, Voucher, wall_time
+from trimtab_operator.journal import Identity, RunJournal, wall_time
 from trimtab_operator.judge import Judge
 from trimtab_operator.metric_watch import MetricWatch
 from trimtab_operator.observation import Acks, MissingMetric, PodsState
@@ -144,23 +144,10 @@ class RunReconciler:
         Raises LeaseLost without the Lease: a higher epoch than the journal's would fence the operator that leads.
         """
         self._check_lease()
-        await self._journal.take_over(self._ports.lease.epoch, *await self._vouchers())
+        await self._journal.take_over(self._ports.lease.epoch, *await self._anchors.vouchers())
         self._ports.oversight.known(self.run, self.state)
         await load_texts(self._ports.journal, self.state, self._judge.texts)
         self._woken.set()
-
-    async def _vouchers(self) -> tuple[Voucher, ...]:
-        """What is known of the journal outside its bucket: by its anchor, and by the TrainingJob's status."""
-        anchored = await self._anchors.voucher()
-        try:
-            body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
-        except NotFound:
-            body = {"metadata": {"uid": ""}}
-        status: KubernetesObject = body.get("status") or {}
-        known: KubernetesObject = status.get("journal") or {}
-        own = body["metadata"]["uid"] == self.run.uid
-        told = Voucher(int(known["seq"]), str(known["hash"]), "the TrainingJob's status") if own and known else None
-        return tuple(voucher for voucher in (anchored, told) if voucher is not None)
 
     async def refuse(self, error: JournalBroken) -> None:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""
@@ -464,7 +451,7 @@ class RunReconciler:
     async def finish_end(self) -> None:
         """Anchor the end of a run whose last record another operator wrote; raises JournalBroken and temporary ones."""
         self._check_lease()
-        await self._journal.read_vouched(await self._vouchers())
+        await self._journal.read_vouched(await self._anchors.vouchers())
         await self._anchor_end()
 
     async def _anchor_end(self) -> None:
