@@ -19,14 +19,28 @@ from scripted_world import Killed, ScriptedRun
 from trimtab_contract.directives import Directive, Reason
 from trimtab_operator.commands import Append
 from trimtab_operator.errors import Conflict, StoreUnavailable
+from trimtab_operator.incidents import Vitals, Wishes
 from trimtab_operator.run_state import PendingEffect, RunPhase
 
 DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)))
+HEALTHY = Scenario(steps=20)
+HELD = (("WorldRunning", "Hold"),)
+VITALS = Vitals(
+    records=20, loss_mean=2.0, loss_std=0.1, clip_records=0, clip_rate=None, speed_records=0, tokens_per_second=None
+)
 SCENARIOS = {
     "damaged": DAMAGED,
     "last-steps": Scenario(steps=30, damaged=frozenset({27, 28, 29})),
     "transient": Scenario(steps=30, mismatch=18),
     "relapse": Scenario(steps=27, latent=(8, 18), margin=3),
+    "diagnosis-late": replace(DAMAGED, diagnosis="Late"),
+    "diagnosis-unusable": replace(DAMAGED, diagnosis="Unusable"),
+    "glitch": Scenario(steps=30, glitches=frozenset({(1, 18)})),
+    "no-progress": Scenario(steps=12, diverges=8, margin=1, max_rollbacks=100),
+    "lower-rate": Scenario(steps=24, diverges=14, margin=2, rate=(0.1, 100)),
+    "probation-extended": replace(
+        DAMAGED, steps=40, healthy=VITALS, vitals=(msgspec.structs.replace(VITALS, loss_mean=9.0), VITALS)
+    ),
     "target-fails": replace(DAMAGED, unrestorable=frozenset({10})),
     "control-bad": replace(DAMAGED, control_bad=frozenset({10})),
     "needs-human": Scenario(steps=30, damaged=frozenset(range(14, 200))),
@@ -38,6 +52,20 @@ SCENARIOS = {
     "human-resumes": replace(DAMAGED, max_rollbacks=0, answers=(("NeedsHuman", "Resume"),)),
     "human-rolls-back": replace(DAMAGED, max_rollbacks=0, answers=(("NeedsHuman", "Rollback"),)),
     "refused": replace(DAMAGED, answers=(("IncidentOpened", "Resume"), ("TargetSelected", "Rollback"))),
+    "held-resumed": replace(HEALTHY, answers=(*HELD, ("Held", "Resume"))),
+    "held-rolled-back": replace(HEALTHY, answers=(*HELD, ("Held", "Rollback", Wishes(skip=(10, 11))))),
+    "rolled-back": replace(HEALTHY, answers=(("Committed", "Rollback", Wishes(unchanged=True)),)),
+    "skipped": replace(HEALTHY, answers=(("WorldRunning", "Skip", Wishes(skip=(12, 13))),)),
+    "skipped-in-incident": replace(DAMAGED, answers=(("TargetSelected", "Skip", Wishes(skip=(27, 28))),)),
+    "approved": replace(DAMAGED, approval=99, answers=(("TargetSelected", "Approve"),)),
+    "approved-again": replace(
+        DAMAGED,
+        approval=99,
+        unrestorable=frozenset({10}),
+        answers=(("TargetSelected", "Approve"), ("TargetSelected", "Approve")),
+    ),
+    "rejected": replace(DAMAGED, approval=99, answers=(("TargetSelected", "Reject"), ("NeedsHuman", "Stop"))),
+    "not-approved": replace(DAMAGED, approval=5),
 }
 DIES = ("before", "after")
 
