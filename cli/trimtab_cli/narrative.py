@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.incidents import Incident, Latch
-from trimtab_operator.run_state import JournalAction
+from trimtab_operator.run_state import JournalAction, RunPhase
 from trimtab_operator.story import sentence
 
 from trimtab_cli.json_values import renamed
@@ -47,6 +47,9 @@ def _directive_words(directive: Mapping[str, Any]) -> str:
         parts.append(f"from step {directive['restore']['step']}")
     if directive.get("skip"):
         parts.append("skipping " + ", ".join(f"{first}-{last}" for first, last in directive["skip"]))
+    if directive.get("lr"):
+        lr = directive["lr"]
+        parts.append(f"learning rate times {lr['scale']:g} up to step {lr['until_step']}")
     if directive.get("diagnose"):
         first, last = directive["diagnose"]["windows"]
         parts.append(f"measuring windows {first} to {last}")
@@ -85,6 +88,7 @@ def _told(record: JournalRecord) -> list[str]:
             JournalAction.RESTORED
             | JournalAction.RESTORE_FAILED
             | JournalAction.RELAPSED
+            | JournalAction.PROBATION_EXTENDED
             | JournalAction.NEEDS_HUMAN
             | JournalAction.RUN_REQUESTED
         ):
@@ -97,6 +101,10 @@ def _told(record: JournalRecord) -> list[str]:
                     f"{skip.get('bad')} of them were measured as bad: {reason.get('message')}"
                 )
             ]
+        case JournalAction.DIRECTIVE if (record.after or {}).get("phase") == RunPhase.PROBATION and reason.get(
+            "message"
+        ):
+            return [_sentence(str(reason["message"]))]
         case JournalAction.INCIDENT_CLOSED:
             return [f"The incident closed as {record.outcome}: {reason.get('message')}."]
         case _:

@@ -1,12 +1,16 @@
 """A trail is believed only as far as it proves itself."""
 
+import msgspec
 import pytest
+from played_trainer import Scenario
 from rollback_trail import INCIDENT, RUN, TrailWriter, audit_objects, rewritten, rollback_trail
+from scripted_operator import play
 from trimtab_cli.checkpoint_view import checkpoint_rows
 from trimtab_cli.errors import MalformedTrail
 from trimtab_cli.narrative import incident_story, record_line
 from trimtab_cli.trail import examine, named_evidence, read_trail
 from trimtab_contract.journal import record_hash
+from trimtab_operator.incidents import Vitals
 
 
 def test_an_honest_trail_is_intact_to_its_head() -> None:
@@ -108,6 +112,38 @@ def test_the_story_of_an_incident_tells_rule_numbers_target_skip_and_outcome() -
         "closed as Recovered",
     ):
         assert part in story
+
+
+def test_the_story_tells_what_was_measured_what_changed_and_what_kept_a_green_run_from_passing() -> None:
+    before = Vitals(
+        records=20,
+        loss_mean=2.0,
+        loss_std=0.1,
+        clip_records=0,
+        clip_rate=None,
+        speed_records=20,
+        tokens_per_second=90.0,
+    )
+    slow = msgspec.structs.replace(before, tokens_per_second=40.0)
+    scenario = Scenario(
+        steps=60,
+        damaged=frozenset(range(24, 30)),
+        rate=(0.5, 30),
+        diagnosis="Late",
+        healthy=before,
+        vitals=(slow, before),
+    )
+    run = play(scenario)
+    story = "\n".join(incident_story(run.announced, run.state.closed[0]))
+    for part in (
+        "Finding: Undecided: replicas agree; nothing proves a transient fault; missing: the held state was not",
+        "on the restored state 3 of 3 flagged windows are bad (9.0000 9.0000 9.0000 against 2.0000; control",
+        "Resume behind step 20, skipping windows 23 to 31, at 0.5 of the learning rate up to step 50.",
+        "No rule fires, but 40 tokens a second are 44% of the 90 before the incident; the probation goes on to step",
+        "The incident closed as Recovered: all rules green",
+        "100% of the throughput",
+    ):
+        assert part in story, story
 
 
 def test_each_record_is_one_printable_line() -> None:
