@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from recording import AckLine, Act, DecisionLine, Header, MetricsLine, PolicyLine, Recording, RecordLine
+from recording import AckLine, Act, DecisionLine, Header, MetricsLine, PolicyLine, Recording, RecordLine, changed
 from redecision import ELSEWHERE, JUDGEMENT, decided, redecide, table
 from trimtab_contract.directives import Ack
 from trimtab_contract.journal import JournalRecord, parse_record, plain
@@ -22,9 +22,6 @@ from trimtab_operator.remediation import advance
 from trimtab_operator.run_state import RunState
 from trimtab_policies.lineage import Attempt, Lineage
 from trimtab_policies.policy import AcceptedPolicy
-
-_JUDGED_BESIDES = frozenset({"loss", "skipped_update"})
-"""What the judgement looks at beyond the metrics that rules name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +77,11 @@ class _Draft:
         self.acts: list[Act] = [PolicyLine.of(policy) for policy in played.policies]
         self.kept: list[Observation] = []
         self._played = played
-        self._names = _JUDGED_BESIDES | {
-            rule.metric for policy in played.policies for rule in policy.spec.rules if rule.metric is not None
-        }
         self._written = 0
         self._acks = iter(played.acks)
         self._ack = next(self._acks, None)
         self._known: set[tuple[int, int]] = set()
+        self._said: dict[str, Any] = {}
         self._seen: dict[str, Any] = dict(_UNSAID)
 
     def add(self, question: Question) -> None:
@@ -116,14 +111,16 @@ class _Draft:
         observation = question.observation
         cursor = observation.acks.cursor
         while self._ack is not None and _place(self._ack[0]) <= _place(cursor):
-            self.acts.append(AckLine(id=self._ack[0], ack=self._ack[1]))
+            said = plain(self._ack[1])
+            self.acts.append(AckLine(id=self._ack[0], said=changed(self._said, said)))
+            self._said = said
             self._ack = next(self._acks, None)
         for place in _surviving(question.state, observation.judged_step):
             if place not in self._known and place in self._played.metrics:
                 self._known.add(place)
-                self.acts.append(MetricsLine.of(self._played.metrics[place], self._names))
+                self.acts.append(MetricsLine.of(self._played.metrics[place]))
         now = _values(observation)
-        changed = {name: value for name, value in now.items() if value != self._seen[name]}
+        fresh = changed(self._seen, now)
         self._seen = now
         self.kept.append(observation)
         self.acts.append(
@@ -132,8 +129,8 @@ class _Draft:
                 heard=cursor,
                 judged=observation.judged_step,
                 now=observation.now,
-                seen={name: value for name, value in changed.items() if name not in ELSEWHERE},
-                judgement={name: value for name, value in changed.items() if name in JUDGEMENT},
+                seen={name: value for name, value in fresh.items() if name not in ELSEWHERE},
+                judgement={name: value for name, value in fresh.items() if name in JUDGEMENT},
             )
         )
 

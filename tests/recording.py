@@ -2,7 +2,7 @@
 
     header     what it is, and the version of the decisions it was last compared with
     policy     the text of a policy that judged
-    metrics    one record of the trainer, as far as rules look at it
+    metrics    one record of the trainer
     ack        one acknowledgement
     decision   the state machine was asked: with what it saw (changes only), and whether a record was the answer
     record     the journal record as it was stored, byte for byte
@@ -13,13 +13,12 @@ knew it; how much of it a decision knew is said there, for an operator that take
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-from trimtab_contract.directives import Ack
 from trimtab_contract.journal import JournalRecord, parse_record
 from trimtab_contract.metrics import MetricRecord, Vector
 from trimtab_policies.policy import AcceptedPolicy, parse_policy
@@ -67,34 +66,36 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True, tag="metrics", tag_
     attempt: int
     step: int
     window: int
+    samples_seen: int
+    tokens_seen: int
     time: float
     scalars: dict[str, float | str]
     vectors: dict[str, tuple[tuple[int, ...], tuple[float | str, ...]]] = {}
 
     @classmethod
-    def of(cls, record: MetricRecord, names: frozenset[str]) -> "MetricsLine":
-        """The line of a record, of those metrics only."""
+    def of(cls, record: MetricRecord) -> "MetricsLine":
+        """The line of a record."""
         return cls(
             attempt=record.attempt,
             step=record.step,
             window=record.window,
+            samples_seen=record.samples_seen,
+            tokens_seen=record.tokens_seen,
             time=record.time,
-            scalars={name: _word(value) for name, value in record.scalars.items() if name in names},
+            scalars={name: _word(value) for name, value in record.scalars.items()},
             vectors={
-                name: (vector.shape, tuple(map(_word, vector.values())))
-                for name, vector in record.vectors.items()
-                if name in names
+                name: (vector.shape, tuple(map(_word, vector.values()))) for name, vector in record.vectors.items()
             },
         )
 
     def record(self) -> MetricRecord:
-        """The record; counts of samples and tokens, at which no rule looks, are left out."""
+        """The record."""
         return MetricRecord(
             attempt=self.attempt,
             step=self.step,
             window=self.window,
-            samples_seen=0,
-            tokens_seen=0,
+            samples_seen=self.samples_seen,
+            tokens_seen=self.tokens_seen,
             time=self.time,
             scalars={name: float(value) for name, value in self.scalars.items()},
             vectors={name: Vector.pack(shape, map(float, values)) for name, (shape, values) in self.vectors.items()},
@@ -102,17 +103,18 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True, tag="metrics", tag_
 
 
 class AckLine(msgspec.Struct, frozen=True, kw_only=True, tag="ack", tag_field="line"):
-    """An acknowledgement under its id in the stream."""
+    """An acknowledgement under its id in the stream; `said` are the fields that changed since the one before it."""
 
     id: str
-    ack: Ack
+    said: dict[str, Any]
 
 
 class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, tag="decision", tag_field="line"):
     """The state machine was asked.
 
     `heard` is the id of the last ack, `judged` the last step of the newest attempt that the operator knew. `seen` are
-    the fields of the Observation that changed since the last decision, `judgement` those that follow from the records.
+    the fields of the Observation that changed since the last decision, `judgement` those that follow from the records;
+    of an object that was there before, what changed in it (`changed`).
     """
 
     answered: bool
@@ -164,6 +166,32 @@ class Recording:
         """The same, as a later version of the decisions is known to decide it."""
         header = msgspec.structs.replace(self.header, decision_version=version)
         return replace(self, header=header, accepted=tuple(sorted(accepted)))
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are not as before; of an object that was one before, too, the fields of it."""
+    found: dict[str, Any] = {}
+    for name, value in after.items():
+        known = before.get(name)
+        if name in before and known == value:
+            continue
+        if isinstance(value, dict) and isinstance(known, dict):
+            one, other = cast("dict[str, Any]", known), cast("dict[str, Any]", value)
+            assert one.keys() == other.keys(), f"{name} has other fields than before"
+            found[name] = {inner: kept for inner, kept in other.items() if kept != one[inner]}
+        else:
+            found[name] = value
+    return found
+
+
+def merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What `changed` was made of."""
+    after = dict(before)
+    for name, value in changes.items():
+        known = after.get(name)
+        both = isinstance(value, dict) and isinstance(known, dict)
+        after[name] = {**cast("dict[str, Any]", known), **value} if both else value
+    return after
 
 
 def write_recording(path: Path, recording: Recording) -> None:

@@ -19,6 +19,7 @@ from recording import (
     PolicyLine,
     Recording,
     RecordLine,
+    merged,
 )
 from trimtab_contract.directives import Ack
 from trimtab_contract.journal import JournalRecord, Phase, plain, record_hash, verify_chain
@@ -87,7 +88,7 @@ def redecide(recording: Recording) -> Redecision:
             case MetricsLine():
                 again.metrics[act.attempt, act.step] = act.record()
             case AckLine():
-                again.acks.append((act.id, act.ack))
+                again.ack(act)
             case DecisionLine():
                 again.decision(act)
             case RecordLine():
@@ -107,11 +108,12 @@ class _Again:
     """One operator after the other, as the recording says that they were there."""
 
     def __init__(self, recording: Recording) -> None:
-        self.acks: list[tuple[str, Ack]] = []
         self.metrics: dict[tuple[int, int], MetricRecord] = {}
         self._header = recording.header
         self._texts = Judge().texts
         self._state = RunState()
+        self._acks: list[tuple[str, Ack]] = []
+        self._said: dict[str, Any] = {}
         self._seen: dict[str, Any] = {}
         self._judgement: dict[str, Any] = {}
         self._begin()
@@ -120,6 +122,7 @@ class _Again:
         self._given: list[Given] = []
         self._observations: list[Observation] = []
         self._judged: set[tuple[int, int]] = set()
+        self._known: dict[str, tuple[str, str]] = {}
         self._counts = {"records": 0, "effects": 0, "rests": 0, "reworded": 0}
 
     def _begin(self) -> None:
@@ -135,6 +138,11 @@ class _Again:
             if AbsenceWatch.wanted(rule):
                 why = "how long its metric was absent is not recorded"
                 self._given.append(Given(0, f"{line.kind}/{line.name}/{rule.name}", why))
+
+    def ack(self, line: AckLine) -> None:
+        """One more word of the trainer."""
+        self._said = merged(self._said, line.said)
+        self._acks.append((line.id, msgspec.convert(self._said, type=Ack)))
 
     def decision(self, line: DecisionLine) -> None:
         """Judge, observe, and ask the state machine."""
@@ -183,8 +191,8 @@ class _Again:
     def _take_in(self, line: DecisionLine) -> None:
         unknown = sorted(set(line.seen) - {one.name for one in dataclasses.fields(Observation)})
         assert not unknown, f"{self._header.name}: an Observation has no {', '.join(unknown)} any more"
-        self._seen |= line.seen
-        for entry, ack in self.acks:
+        self._seen = merged(self._seen, line.seen)
+        for entry, ack in self._acks:
             if _place(self._heard.cursor) < _place(entry) <= _place(line.heard):
                 self._heard = self._heard.hear(entry, ack, self._state)
         self._heard = dataclasses.replace(self._heard, cursor=line.heard)
@@ -208,11 +216,16 @@ class _Again:
         return tuple(found)
 
     def _compare_judgement(self, line: DecisionLine) -> None:
-        self._judgement |= line.judgement
+        self._judgement = merged(self._judgement, line.judgement)
         judge = self._judge
         found = {"judged_step": judge.judged_step, **{name: getattr(judge, name) for name in JUDGEMENT}}
         recorded = {"judged_step": line.judged, **{name: _UNSAID[name] for name in JUDGEMENT}, **self._judgement}
-        self._compare_values({"judgement": recorded}, {"judgement": plain(found)})
+        found_leaves = dict(_leaves({"judgement": plain(found)}))
+        known, self._known = self._known, {}
+        for name, one, other in self._unequal(dict(_leaves({"judgement": recorded})), found_leaves):
+            self._known[name] = one, other
+            if known.get(name) != (one, other):  # told once, though it stays so for many a decision
+                self._differ(name, one, other)
 
     def _compare(self, record: JournalRecord, command: Command | None) -> None:
         self._counts["records"] += 1
@@ -222,7 +235,9 @@ class _Again:
         if command.draft.action != record.action:
             self._differ("action", record.action, command.draft.action.value)
             return
-        self._compare_values(decided(record), decided(command.draft))
+        recorded, found = dict(_leaves(decided(record))), dict(_leaves(decided(command.draft)))
+        for name, one, other in self._unequal(recorded, found):
+            self._differ(name, one, other)
 
     def _compare_effect(self, record: JournalRecord) -> None:
         self._counts["effects"] += 1
@@ -233,16 +248,16 @@ class _Again:
         elif command.effect.id != record.id:
             self._differ("effect", record.id, command.effect.id)
 
-    def _compare_values(self, recorded: Any, found: Any) -> None:
-        before, after = dict(_leaves(recorded)), dict(_leaves(found))
-        for name in dict.fromkeys((*before, *after)):
-            one, other = before.get(name, _ABSENT), after.get(name, _ABSENT)
+    def _unequal(self, recorded: Mapping[str, str], found: Mapping[str, str]) -> Iterable[tuple[str, str, str]]:
+        """(field, recorded, found) of every value that differs, and is no words."""
+        for name in dict.fromkeys((*recorded, *found)):
+            one, other = recorded.get(name, _ABSENT), found.get(name, _ABSENT)
             if one == other:
                 continue
             if _is_words(name) and _ABSENT not in {one, other}:
                 self._counts["reworded"] += 1
             else:
-                self._differ(name, one, other)
+                yield name, one, other
 
     def _differ(self, name: str, recorded: str, now: str) -> None:
         self._differences.append(AcceptedLine(seq=self._state.seq + 1, field=name, recorded=recorded, now=now))
