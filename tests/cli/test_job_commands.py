@@ -1,6 +1,8 @@
 """`trimtab job` and `trimtab checkpoint` on a real API server and a real S3 server."""
 
 import json
+import os
+import subprocess
 import threading
 import uuid
 from collections.abc import Generator
@@ -30,6 +32,7 @@ from trimtab_contract.keys import RunId, checkpoint_prefix, journal_record
 from trimtab_operator.resources import custom_resource_definitions
 from typer.testing import CliRunner
 
+ROOT = Path(__file__).resolve().parents[2]
 SHARD = b"weights" * 100
 AGE = "2026-01-01T00:00:00Z"
 PLAN = "abc123" + "0" * 58
@@ -435,6 +438,13 @@ def test_nothing_is_asked_without_a_reason_or_of_nobody(laboratory: Laboratory) 
     assert isinstance(empty.exception, UsageError)
     assert "spec.reason" in str(empty.exception)
     assert laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=name") == ""
+
+
+def test_kubectl_finds_the_program_as_its_plugin(crds: ControlPlane) -> None:
+    path = {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
+    command = [str(crds.kube), "kubectl", "trimtab", "job", "--help"]
+    done = subprocess.run(command, env={**os.environ, **path}, capture_output=True, text=True, check=True)
+    assert "approve" in done.stdout
 
 
 def test_no_cluster_is_one_sentence(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from judged_runs import record
 from run_checks import check, surviving_windows
 from run_fates import DAMAGED, SKIPPED, actions, at, crash, last_directive, records
 from run_states import SETTINGS, incident, latch, reference, run_state
@@ -13,10 +14,12 @@ from scripted_world import ScriptedRun
 from trimtab_contract.directives import AckState, Action
 from trimtab_contract.journal import JournalRecord
 from trimtab_operator.commands import Append
-from trimtab_operator.incidents import Plan, SkipRange, Wishes, hashed
+from trimtab_operator.incidents import Plan, PolicyIdentity, SkipRange, Wishes, hashed
+from trimtab_operator.judge import Judge
 from trimtab_operator.phases import approval
-from trimtab_operator.run_state import RequestState, RunPhase
+from trimtab_operator.run_state import AcceptedGuard, RequestState, RunPhase
 from trimtab_operator.story import event_of, sentence
+from trimtab_policies.policy import AcceptedPolicy, parse_policy
 
 WAITING = replace(DAMAGED, approval=50)
 APPROVED = replace(WAITING, answers=(("TargetSelected", "Approve"),))
@@ -275,3 +278,66 @@ def test_the_trail_tells_an_approval_in_words() -> None:
     run = play(APPROVED)
     (asked,) = records(run, "RunRequested")
     assert sentence(asked) == "ada asks for Approve (seen and understood), which is accepted: plan 1 is carried out"
+
+
+# Who asks for an approval ---------------------------------------------------------------------------------------------
+
+SPIKE = {"name": "high", "metric": "loss", "range": {"max": 5}, "forRecords": 3}
+LOUD = {"name": "loud", "metric": "loss", "range": {"max": 4}, "forRecords": 1}
+
+
+def policy(
+    name: str, rule: dict[str, object], action: str, *, mode: str = "Enforce", **remediation: str
+) -> AcceptedPolicy:
+    spec = parse_policy({"mode": mode, "rules": [{**rule, "action": action}], "remediation": remediation})
+    return AcceptedPolicy.of(spec, kind="GuardPolicy", namespace="lab", name=name, uid=name, generation=1)
+
+
+def wait_asked_for(*policies: AcceptedPolicy) -> int | None:
+    """How long the plan of a run with a level of 9 from step 21 on waits for its approval."""
+    identities = tuple(
+        PolicyIdentity(kind="GuardPolicy", namespace="lab", name=one.name, uid=one.uid, generation=1, hash=one.hash)
+        for one in policies
+    )
+    guard = AcceptedGuard(policies=identities, mode="Enforce", from_attempt=1, from_step=1)
+    judge = Judge()
+    judge.texts.update({one.hash: one for one in policies})
+    losses = [*[2.0] * 20, *[9.0] * 4]
+    judge.begin(run_state(guards=(guard,)), tuple(record(step, loss=loss) for step, loss in enumerate(losses, 1)))
+    assert judge.firing is not None
+    assert judge.firing.action == "Rollback"
+    return judge.firing.remediation.approval_seconds
+
+
+def test_the_winning_policys_approval_counts_for_a_day_unless_it_says_how_long() -> None:
+    assert wait_asked_for(policy("one", SPIKE, "Rollback")) is None
+    assert wait_asked_for(policy("one", SPIKE, "Rollback", approval="Required")) == 86400
+    assert wait_asked_for(policy("one", SPIKE, "Rollback", approval="Required", approvalDeadline="1h30m")) == 5400
+
+
+def test_any_firing_policy_may_ask_for_an_approval() -> None:
+    rolls_back = policy("one", SPIKE, "Rollback")
+    shy = {"approval": "Required", "approvalDeadline": "1h"}
+    assert wait_asked_for(rolls_back, policy("two", LOUD, "Notify", **shy)) == 3600
+    assert wait_asked_for(rolls_back, policy("two", {**LOUD, "forRecords": 4}, "Notify", **shy)) == 3600
+
+
+def test_a_policy_that_does_not_fire_or_may_only_observe_asks_for_none() -> None:
+    rolls_back = policy("one", SPIKE, "Rollback")
+    quiet = {**LOUD, "range": {"max": 50}}
+    assert wait_asked_for(rolls_back, policy("two", quiet, "Notify", approval="Required")) is None
+    assert wait_asked_for(rolls_back, policy("two", LOUD, "Notify", mode="Observe", approval="Required")) is None
+
+
+def test_a_rule_that_joins_a_held_run_and_wants_the_plan_seen_is_heard() -> None:
+    """It fires on a record that is read when the run holds already."""
+    shy = latch(first_bad_step=25, fired_step=27, flagged=(24, 26), remediation=NEEDING, rule="shy")
+
+    def fire(run: ScriptedRun, record: JournalRecord) -> None:
+        if record.action == "IncidentOpened":
+            run.stronger = shy
+
+    run = play(DAMAGED, on_record=fire, at_least=40, ticks=80)
+    check(run)
+    assert run.state.phase is RunPhase.AWAITING_APPROVAL
+    assert len(records(run, "Upgraded")) == 1

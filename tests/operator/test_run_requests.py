@@ -6,14 +6,19 @@ from typing import Any, cast
 import pytest
 from control_plane_fixture import ControlPlane
 from operator_objects import guard_policy, run_request, training_job
+from trimtab_contract.directives import LearningRateOverride
+from trimtab_operator import observer
 from trimtab_operator.adapters import kubernetes
 from trimtab_operator.adapters.api_server import Resource
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.ports import Kind
 from trimtab_operator.errors import InvalidResource
+from trimtab_operator.incidents import Wishes
+from trimtab_operator.observation import Request
 from trimtab_operator.resources import parse_run_request_spec
 from trimtab_operator.run_state import AnsweredRequest, RequestAction, RequestState
 from trimtab_operator.status import request_status
+from trimtab_operator.workload import TrainingJobView
 
 
 @pytest.fixture
@@ -100,6 +105,26 @@ def test_arguments_that_another_version_let_pass_are_named_and_left_alone() -> N
     body = run_request(action="Skip", args={"skip": {"first": 5, "last": 4}})
     with pytest.raises(InvalidResource, match=r"cannot be read: look at spec\.args\.skip"):
         parse_run_request_spec(body)
+
+
+def test_what_people_ask_reaches_the_decision_as_they_asked_it() -> None:
+    changes = {"toStep": 300, "skip": WINDOWS, "learningRate": RATE}
+    rollback = read(action="Rollback", args=changes)
+    assert rollback.wishes == Wishes(
+        step=300, skip=(480, 505), learning_rate=LearningRateOverride(scale=0.5, until_step=100)
+    )
+    assert (rollback.by, rollback.reason, rollback.outlived) == ("admin", "the spike is known", False)
+    assert read(action="Rollback", args={"toKey": "a/b", "unchanged": True}).wishes == Wishes(key="a/b", unchanged=True)
+    assert read(action="Approve", planHash=PLAN).plan_hash == PLAN
+    assert read(action="Hold").wishes == Wishes()
+
+
+def read(**spec: Any) -> Request:
+    body = run_request(**spec)
+    body["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    job = training_job()
+    job["metadata"] |= {"uid": "j", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return observer._request(body["metadata"], parse_run_request_spec(body), TrainingJobView.of(job))
 
 
 @pytest.mark.parametrize("field", ["job", "action", "reason", "by"])
