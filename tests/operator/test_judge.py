@@ -10,7 +10,7 @@ import pytest
 from judged_runs import record
 from run_states import attempts, run_state
 from trimtab_contract.metrics import MetricRecord
-from trimtab_operator.incidents import PolicyIdentity
+from trimtab_operator.incidents import PolicyIdentity, WithheldStep
 from trimtab_operator.judge import Judge
 from trimtab_operator.run_state import AcceptedGuard, Resumption, RunState
 from trimtab_policies.policy import AcceptedPolicy, parse_policy
@@ -404,3 +404,43 @@ def test_losses_no_trainer_can_measure_break_no_judgement() -> None:
     assert firing is not None
     assert firing.control_limit is not None
     assert 2.0 < firing.control_limit < 2.6
+
+
+def test_a_latch_carries_the_healthy_records_that_a_probation_is_compared_with() -> None:
+    guard = policy(SPIKE)
+    state = run_state(guards=(guarded(guard),))
+    records = run([9.0, *healthy(120), 9.0, 9.0, 9.0], tokens_per_second=50.0)
+    latched = judge_of(state, records, guard).firing
+    assert latched is not None
+    assert latched.healthy is not None
+    assert (latched.healthy.records, latched.healthy.tokens_per_second) == (100, 50.0)
+    assert latched.healthy.loss_mean == pytest.approx(2.0, abs=0.02)
+    assert latched.healthy.clip_rate is None
+
+
+def test_the_end_of_a_probation_is_its_last_records_however_far_the_run_has_got_since() -> None:
+    guard = policy(SPIKE)
+    state = run_state(guards=(guarded(guard),))
+    judge = judge_of(state, run([*healthy(60), *([3.0] * 20), *healthy(40)]), guard)
+    measured = judge.vitals(30, 80)
+    assert measured is not None
+    assert (measured.records, measured.loss_mean) == (20, 3.0)
+    few = judge.vitals(75, 80)
+    assert few is not None
+    assert few.records == 5
+    assert judge.vitals(500, 510) is None
+
+
+def test_the_withheld_step_that_a_run_stands_at_is_told_and_gone_with_the_next() -> None:
+    guard = policy(NONFINITE)
+    state = run_state(guards=(guarded(guard),))
+    records = run(healthy(10), skipped_update=0.0)
+    assert judge_of(state, records, guard).withheld is None
+    bad = record(11, loss=math.nan, nonfinite=3.0, skipped_update=1.0)
+    assert judge_of(state, [*records, bad], guard).withheld == WithheldStep(step=11, window=10, loss_finite=False)
+    gradient = record(11, loss=2.0, nonfinite=3.0, skipped_update=1.0)
+    withheld = judge_of(state, [*records, gradient], guard).withheld
+    assert withheld is not None
+    assert withheld.loss_finite
+    later = record(12, loss=2.0, nonfinite=0.0, skipped_update=0.0)
+    assert judge_of(state, [*records, bad, later], guard).withheld is None

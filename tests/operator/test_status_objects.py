@@ -14,11 +14,11 @@ from run_states import POLICY, attempts, checkpoint, incident, reference, run_st
 from scripted_operator import play
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incident_view import incident_object, incident_status
-from trimtab_operator.incidents import Plan, SkipRange
+from trimtab_operator.incidents import Finding, Measurement, Plan, SkipRange
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import Reason
-from trimtab_operator.resources.guard_incident import IncidentPhase
+from trimtab_operator.resources.guard_incident import GuardIncidentStatus, IncidentPhase
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState, World
 from trimtab_operator.status import job_status, newly_wrong
 from trimtab_operator.workload import TrainingJobView
@@ -268,6 +268,49 @@ def test_an_incident_status_tells_how_it_stands_and_how_it_ended() -> None:
     closed = msgspec.structs.replace(one, outcome="Recovered", closed_at=NOW)
     assert incident_status(closed, replace(run_state(), phase=RunPhase.HOLDING))["phase"] == "Closed"
     assert incident_status(closed, run_state())["closedTime"] == NOW
+
+
+def test_an_incident_status_shows_what_was_measured_what_is_missing_and_what_is_in_doubt() -> None:
+    suspect = Measurement(
+        control=32,
+        control_nonfinite=1,
+        control_mean=2.5,
+        control_std=0.25,
+        control_bad=True,
+        threshold=3.5,
+        flagged=((180, None), (181, 9.0), (182, 2.0)),
+        bad=(180, 181),
+    )
+    one = msgspec.structs.replace(
+        incident(targets=(reference(170),)),
+        finding=Finding.UNDECIDED,
+        missing=("the replicas of the held state were not compared",),
+        suspect=suspect,
+        doubts=("45 tokens a second are 50% of the 90 before the incident",),
+        plans=(Plan(number=1, target=reference(170), relapsed="loss-spike fired at step 183 behind it"),),
+    )
+    status = incident_status(one, run_state(phase=RunPhase.PROBATION))
+    assert status["measured"] == [
+        {
+            "state": "Held",
+            "control": 32,
+            "controlNonFinite": 1,
+            "controlBad": True,
+            "controlMean": "2.5",
+            "controlStd": "0.25",
+            "threshold": "3.5",
+            "flagged": 3,
+            "bad": 2,
+        }
+    ]
+    assert status["missingEvidence"] == ["the replicas of the held state were not compared"]
+    assert status["failedPlans"] == [{"number": 1, "reason": "loss-spike fired at step 183 behind it"}]
+    known = set(GuardIncidentStatus.model_json_schema(by_alias=True)["properties"])
+    assert set(status) <= known
+    GuardIncidentStatus.model_validate(status)
+    job = shown(run_state(phase=RunPhase.PROBATION, incident=one))
+    condition = next(row for row in job["conditions"] if row["type"] == "ProbationExtended")
+    assert condition["message"] == "no rule fires, but 45 tokens a second are 50% of the 90 before the incident"
 
 
 def test_every_phase_of_an_open_incident_can_be_stored() -> None:
