@@ -77,6 +77,8 @@ def _beginning(latch: Latch) -> Iterator[str]:
 
 def _told(record: JournalRecord) -> list[str]:
     reason = record.reason or {}
+    if (record.after or {}).get("phase") == RunPhase.AWAITING_APPROVAL:
+        return [_sentence(words(record)), *_passed_over(reason.get("candidates") or ())]
     match record.action:
         case JournalAction.HELD:
             return [f"{_sentence(words(record))}"]
@@ -95,12 +97,13 @@ def _told(record: JournalRecord) -> list[str]:
             return [_sentence(words(record))]
         case JournalAction.EXTENT_FOUND:
             skip: Mapping[str, Any] = (record.after or {}).get("skip") or {}
-            return [
-                _sentence(
-                    f"windows {skip.get('first')} to {skip.get('last')} are skipped; "
-                    f"{skip.get('bad')} of them were measured as bad: {reason.get('message')}"
-                )
-            ]
+            measured = (
+                f"; {skip.get('bad')} of them were measured as bad"
+                if skip.get("bad") or "control_mean" in reason
+                else ""
+            )
+            skipped = f"windows {skip.get('first')} to {skip.get('last')} are skipped{measured}"
+            return [_sentence(f"{skipped}: {reason.get('message')}")]
         case JournalAction.DIRECTIVE if (record.after or {}).get("phase") == RunPhase.PROBATION and reason.get(
             "message"
         ):

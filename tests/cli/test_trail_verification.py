@@ -5,12 +5,13 @@ import pytest
 from played_trainer import Scenario
 from rollback_trail import INCIDENT, RUN, TrailWriter, audit_objects, rewritten, rollback_trail
 from scripted_operator import play
+from scripted_world import ScriptedRun
 from trimtab_cli.checkpoint_view import checkpoint_rows
 from trimtab_cli.errors import MalformedTrail
 from trimtab_cli.narrative import incident_story, record_line
 from trimtab_cli.trail import examine, named_evidence, read_trail
 from trimtab_contract.journal import record_hash
-from trimtab_operator.incidents import Vitals
+from trimtab_operator.incidents import Vitals, Wishes
 
 
 def test_an_honest_trail_is_intact_to_its_head() -> None:
@@ -163,3 +164,25 @@ def test_a_checkpoint_says_why_the_rollback_passed_it_over() -> None:
     assert rows[320].state == "Quarantined"
     assert not rows[320].surviving
     assert rows[300].size == len("300/")
+
+
+def test_the_story_of_a_run_that_a_person_took_back_names_them_and_no_rule() -> None:
+    def ask(run: ScriptedRun) -> None:
+        if run.ticks == 20:
+            run.ask("Rollback", wishes=Wishes(skip=(12, 13)))
+
+    run = play(Scenario(steps=30), on_tick=ask, at_least=60)
+    first, asked, *rest = incident_story(run.announced, run.state.closed[0])
+    assert first.startswith("No rule fired: ada asks for Rollback (seen and understood) at step ")
+    assert asked.endswith("to the newest trustworthy checkpoint before the damage, skipping windows 12 to 13.")
+    assert "Windows 12 to 13 are skipped: a person names these windows." in rest
+
+
+def test_the_story_of_a_plan_that_was_approved_names_its_hash_and_who_approved_it() -> None:
+    damaged = frozenset(range(24, 30))
+    run = play(Scenario(damaged=damaged, approval=9, answers=(("TargetSelected", "Approve"),)))
+    incident = run.state.closed[0]
+    story = "\n".join(incident_story(run.announced, incident))
+    assert "Plan 1 waits for approval until 2026-01-01T00:00:" in story
+    assert f"skip nothing outside windows 23 to 44; its hash is {incident.plans[0].hash}" in story
+    assert "Ada asks for Approve (seen and understood), which is accepted: plan 1 is carried out." in story
