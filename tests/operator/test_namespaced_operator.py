@@ -170,7 +170,7 @@ async def test_people_are_answered_with_the_rights_that_the_chart_gives(
         await asyncio.to_thread(scene.api.apply, resume)
         await scene.until("the refusal", lambda: shown("resume") == "Refused")
         message = scene.stored("rr", "resume")["status"]["message"]
-        assert message == "Resume is refused in phase Pending; what is legal there: Stop"
+        assert message == "Resume is refused in phase Pending; what is legal there: Skip and Stop"
 
         stop = run_request(scene.namespace, "stop", job="asked", action="Stop")
         await asyncio.to_thread(scene.api.apply, stop)
