@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from played_trainer import Scenario
 from run_checks import check, decisions, story, surviving_windows
@@ -113,7 +113,7 @@ RUNS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(scenario=RUNS, requests=REQUESTS, kills=KILLS)
 def test_whatever_is_asked_whenever_and_whoever_dies_each_request_is_answered_once(
     scenario: Scenario, requests: list[tuple[int, str, Wishes]], kills: Iterable[tuple[int, str]]
