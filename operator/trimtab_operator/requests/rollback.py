@@ -30,8 +30,9 @@ def why_not(state: RunState, observation: Observation, request: Request) -> str:
         return f"the incident has had its {MAX_PLANS} plans"
     if incident.latch.flagged is None and request.wishes.change_nothing:
         return (
-            "no rule has fired, so nothing is known to be damaged and the plan would change nothing: say what to skip, "
-            "or give a lower learning rate, or say that the same steps shall be trained again unchanged"
+            "no rule has fired, so nothing is known to be damaged and the plan would change nothing: say what to skip "
+            "(--skip), give a lower learning rate (--lr-scale), or say that the same steps shall be trained again "
+            "(--unchanged)"
         )
     if request.wishes.step is None and not request.wishes.key:
         return _why_no_usual(state, observation, incident)
