@@ -65,8 +65,12 @@ def policies_in_force(audit: ObjectStore, state: RunState, attempt: int, step: i
 
 def policy_of(audit: ObjectStore, identity: PolicyIdentity) -> AcceptedPolicy:
     """A policy that the journal names, with the text kept under its hash; raises CliError when that is another."""
+    return read_policy(audit.get(keys.policy_text(identity.hash)), identity)
+
+
+def read_policy(text: bytes, identity: PolicyIdentity) -> AcceptedPolicy:
+    """The policy that the journal names, from its text; raises CliError when that is another's."""
     key = keys.policy_text(identity.hash)
-    text = audit.get(key)
     if sha256_hex(text) != identity.hash:
         raise CliError(f"{key} is not the policy that the journal names: its SHA-256 is another.")
     try:

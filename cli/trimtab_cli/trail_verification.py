@@ -222,19 +222,18 @@ def as_json(run: RunId, verified: Verified) -> dict[str, Any]:
 
 def report_lines(run: RunId, verified: Verified) -> list[tuple[str, str]]:
     """The answer of `audit verify` for people, as (text, style)."""
-    report, storage = verified.report, verified.storage
+    report = verified.report
     lines = [(f"run {run}: {report.records} records, phase {report.phase}", "")]
     if report.ignored:
         listed = ", ".join(map(str, report.ignored))
         lines.append((f"records of an operator that had been replaced, which count for nothing: {listed}", ""))
     lines += [(problem, "red") for problem in verified.problems]
     lines.append((f"the chain is intact from record 1 to {report.intact_until} of {report.head_seq}", ""))
-    lines.append((_told_end(report), ""))
-    lines.append((_told_signature(verified.signature), ""))
-    lines.append((storage.says if storage is not None else "nothing is known of the bucket's versions", ""))
-    if report.snapshots or report.other_snapshots:
-        others = f", {report.other_snapshots} of another version hashed only" if report.other_snapshots else ""
-        lines.append((f"snapshots: {report.snapshots} computed again from the records{others}", ""))
+    lines.append((told_end(report), ""))
+    lines.append((told_signature(verified.signature), ""))
+    lines.append((told_versions(verified.storage), ""))
+    if snapshots := told_snapshots(report):
+        lines.append((f"snapshots: {snapshots}", ""))
     unchecked = f", {verified.unchecked} not fetched" if verified.unchecked else ""
     lines.append((f"evidence: {verified.fetched} objects fetched and hashed{unchecked}", ""))
     failed = f"NOT verified: {len(verified.problems)} problem(s)"
@@ -242,7 +241,7 @@ def report_lines(run: RunId, verified: Verified) -> list[tuple[str, str]]:
     return lines
 
 
-def _told_end(report: TrailReport) -> str:
+def told_end(report: TrailReport) -> str:
     """How far the end of the trail is proved, and by what."""
     if not report.vouched_until:
         return f"nothing outside the bucket vouches for the end: proved up to record {max(0, report.head_seq - 1)}"
@@ -252,7 +251,21 @@ def _told_end(report: TrailReport) -> str:
     return f"record {report.vouched_until} is vouched for by {by}, outside the bucket, and so all before it{behind}"
 
 
-def _told_signature(signature: SignatureReport) -> str:
+def told_versions(storage: StorageReport | None) -> str:
+    """What the bucket's versions prove."""
+    return storage.says if storage is not None else "nothing is known of the bucket's versions"
+
+
+def told_snapshots(report: TrailReport) -> str:
+    """How many snapshots were computed again; empty where there is none."""
+    if not report.snapshots and not report.other_snapshots:
+        return ""
+    others = f", {report.other_snapshots} of another version hashed only" if report.other_snapshots else ""
+    return f"{report.snapshots} computed again from the records{others}"
+
+
+def told_signature(signature: SignatureReport) -> str:
+    """What the anchor's signature proves."""
     return {
         "NoAnchor": "there is no JournalAnchor, or none that could be asked for",
         "Unsigned": "the anchor is not signed: whoever may write JournalAnchors could have written it",

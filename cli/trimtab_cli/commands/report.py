@@ -7,6 +7,8 @@ import typer
 
 from trimtab_cli.access import Access
 from trimtab_cli.access_options import with_checkpoints
+from trimtab_cli.anchor_signature import load_public_keys
+from trimtab_cli.commands.audit import PublicKeyOption
 from trimtab_cli.errors import CliError, UsageError
 from trimtab_cli.json_values import json_value
 from trimtab_cli.output import Format, Output
@@ -39,6 +41,7 @@ def report(
             "--checkpoints", metavar="S3-URI", help="Where checkpoints and archive lie, for a job that is deleted."
         ),
     ] = None,
+    public_key: PublicKeyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
 ) -> None:
     """Write one page about an incident: numbers, curves, checkpoints, plan, outcome, trail and proof.
@@ -49,9 +52,10 @@ def report(
     if target is not None and str(target) in {one.value for one in Format}:
         raise UsageError(f"-o names the page's file here; `{target}` is none. --json prints a summary as JSON.")
     output = Output(Format.JSON if as_json else Format.TEXT)
+    signers = load_public_keys(public_key or ())
     with output.busy("reading the trail"):
         subject = find_subject(access, incident, which)
-    found = gather(output, access, subject, find_checkpoints(access, subject.run, checkpoints))
+    found = gather(output, access, subject, find_checkpoints(access, subject.run, checkpoints), signers)
     written = page(found).encode("utf-8", errors="replace")
     path = target or Path(f"{subject.incident}.html")
     try:

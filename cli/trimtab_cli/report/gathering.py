@@ -1,52 +1,87 @@
-"""Everything the page shows, read once: journal, proof, policies, records, probes."""
+"""Everything the page shows: read once, said as values."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from trimtab_operator.incidents import Incident
+from trimtab_operator.signatures import AnchorVerifier
 
 from trimtab_cli.access import Access
-from trimtab_cli.commands.audit import verify_run
 from trimtab_cli.errors import CliError
 from trimtab_cli.narrative import incident_story
 from trimtab_cli.output import Output
 from trimtab_cli.report.chapters import read_chapters
-from trimtab_cli.report.plans import checkpoint_views, closing_seq, latches_by_record, plan_views, probe_views
-from trimtab_cli.report.reading import collect
-from trimtab_cli.report.records import Checkpoints, probes_of
-from trimtab_cli.report.span import lanes, marks, shades
+from trimtab_cli.report.checkpoints import checkpoint_views
+from trimtab_cli.report.facts import facts
+from trimtab_cli.report.headline import headline
+from trimtab_cli.report.measurements import finding_views, latches_by_record, probe_views
+from trimtab_cli.report.people import people_view, phase_views
+from trimtab_cli.report.plans import plan_views, probation_view
+from trimtab_cli.report.reading import Advance, Story, collect
+from trimtab_cli.report.records import Checkpoints, Sources, archive_reader, probes_of
+from trimtab_cli.report.span import lanes, marks, shades, span_of
 from trimtab_cli.report.subject import Subject
 from trimtab_cli.report.trail_lines import proof_of, trail_lines
 from trimtab_cli.report.views import Report
-from trimtab_cli.report.words import facts, headline, outcome_of
+from trimtab_cli.report.words import outcome_of
 from trimtab_cli.trail import Trail, understood_trail
+from trimtab_cli.trail_verification import Verified, verify_run
 
 
-def gather(output: Output, access: Access, subject: Subject, checkpoints: Checkpoints) -> Report:
-    """Read all that belongs to an incident and say it as values."""
+def gather(
+    output: Output, access: Access, subject: Subject, checkpoints: Checkpoints, keys: Sequence[AnchorVerifier] = ()
+) -> Report:
+    """Verify the trail, read all that belongs to the incident, and say it as values."""
+    store = checkpoints.store
     verified = verify_run(
-        output,
-        access,
-        subject.run,
-        subject.bodies,
-        checkpoints=checkpoints.store is not None,
-        store=checkpoints.store,
+        output, access, subject.run, subject.bodies, checkpoints=store is not None, store=store, keys=keys
     )
-    ends = closing_seq(subject.trail.counted, subject.incident)
-    bodies = [one for one in subject.bodies if ends is None or one[0] <= ends]
-    then = understood_trail(bodies)
-    incident = _incident(then, subject.incident)
+    archive = archive_reader(store, checkpoints.root, subject.run) if store is not None else None
+    telling = tell(subject)
+    bar = RecordsBar(output, telling.story)
+    with bar.shown:
+        return compose(telling, verified, Sources(access.audit.get, archive, checkpoints.why_not), bar.advance)
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """An incident with the trail up to its end; what came later does not change what it was."""
+
+    subject: Subject
+    then: Trail
+    story: Story
+
+
+def tell(subject: Subject) -> Telling:
+    """Read an incident out of its run's journal; raises CliError where it cannot be understood."""
+    ends = _closing_seq(subject.trail, subject.incident)
+    then = subject.trail
+    if ends is not None:
+        then = understood_trail([one for one in subject.bodies if one[0] <= ends])
     chapters = read_chapters(then.counted, subject.incident)
-    with output.busy("reading the records"):
-        collector, notes = collect(access, subject.run, checkpoints, then.state, (chapters, incident))
+    return Telling(subject, then, Story(then.state, chapters, _incident(then, subject.incident)))
+
+
+def compose(telling: Telling, verified: Verified, sources: Sources, advance: Advance = lambda _step: None) -> Report:
+    """The whole page as values; `advance` hears of each metric record that is read."""
+    subject, then, story = telling.subject, telling.then, telling.story
+    state, chapters, incident = story.state, story.chapters, story.incident
+    collector, notes = collect(sources, story, advance)
     span = collector.span
     charts, not_drawn = collector.charts()
-    views, others = checkpoint_views(then.state, then.counted, chapters, span)
+    views, others = checkpoint_views(state, then.counted, chapters, span)
     return Report(
         run=str(subject.run),
         incident=subject.incident,
-        headline=headline(chapters, incident, then.state),
+        headline=headline(chapters, incident, state),
         outcome=outcome_of(incident),
         notes=notes,
-        facts=facts(chapters, incident),
-        story=_story(then, incident),
+        facts=facts(chapters, incident, state),
+        story=_sentences(then, incident),
+        phases=phase_views(incident, then.records[-1].time),
+        people=people_view(chapters),
         first=span.first,
         last=span.last,
         marks=marks(chapters, incident),
@@ -54,14 +89,45 @@ def gather(output: Output, access: Access, subject: Subject, checkpoints: Checkp
         charts=charts,
         not_drawn=not_drawn,
         heat_maps=collector.heat_maps(),
-        lanes=lanes(then.state, span, collector.last_steps),
+        lanes=lanes(state, span, collector.last_steps),
         checkpoints=views,
         other_checkpoints=others,
+        diagnoses=finding_views(chapters),
         plans=plan_views(chapters),
-        probes=probe_views(probes_of(access.audit, chapters.records), latches_by_record(chapters)),
+        probes=probe_views(probes_of(sources, chapters.records), latches_by_record(chapters)),
+        probation=probation_view(chapters, incident),
         trail=trail_lines(subject.trail, subject.incident, chapters.opened_at),
         proof=proof_of(verified),
     )
+
+
+class RecordsBar:
+    """How far the metric records are read: each attempt of the steps shown, with what its rules look back at."""
+
+    def __init__(self, output: Output, story: Story) -> None:
+        span = span_of(story.chapters, story.incident)
+        firsts = (max(span.first, one.branch_step + 1) for one in story.state.attempts)
+        # An attempt that was given up has fewer; the bar then ends early.
+        total = sum(max(0, span.last - first + 1) for first in firsts)
+        columns = (TextColumn("reading the records"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        shown = output.messages.is_terminal
+        self._progress = Progress(*columns, console=output.messages, transient=True) if shown else None
+        self._task = self._progress.add_task("records", total=total) if self._progress else None
+        if not shown:
+            output.say("reading the records")
+        self.shown = self._progress or nullcontext()
+
+    def advance(self, _step: int) -> None:
+        """One more record was read."""
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task)
+
+
+def _closing_seq(trail: Trail, name: str) -> int | None:
+    """The record that closed the incident, behind which it changed nothing; None while it is open."""
+    closed = {one.name: one.closed_at for one in trail.state.closed}
+    own = (one.seq for one in trail.counted if one.incident == name and one.time == closed.get(name))
+    return max(own, default=None)
 
 
 def _incident(trail: Trail, name: str) -> Incident:
@@ -73,7 +139,7 @@ def _incident(trail: Trail, name: str) -> Incident:
     return known[name]
 
 
-def _story(trail: Trail, incident: Incident) -> tuple[str, ...]:
+def _sentences(trail: Trail, incident: Incident) -> tuple[str, ...]:
     try:
         return incident_story(trail.counted, incident)
     except (AttributeError, KeyError, TypeError, ValueError):

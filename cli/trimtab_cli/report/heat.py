@@ -91,10 +91,11 @@ class HeatCollector:
         if (down, across) != (1, 1):
             said.append(f"each cell shows the worst of {down} by {across} elements")
         layers, heads = grid.shape
+        row, column = _axes(self.metric)
         return self._map(
-            f"{self.metric} at step {step} of attempt {self.attempt}, layer by head",
+            f"{self.metric} at step {step} of attempt {self.attempt}, {row} by {column}",
             "; ".join(said),
-            (("layer", "0", str(layers - 1)), ("head", "0", str(heads - 1))),
+            ((row, "0", str(layers - 1)), (column, "0", str(heads - 1))),
             pooled,
             ((here[0] // down, here[1] // across),),
         )
@@ -111,10 +112,11 @@ class HeatCollector:
         begins, worst = self.columns.begins(first), self.extreme
         ends = min(self.columns.begins(last) + self.columns.width - 1, self.columns.last)
         place = (worst.element[0] // down, (self.columns.of(worst.step) - first) // across)
+        row, column = _axes(self.metric)
         return self._map(
-            f"{self.metric} over the steps of attempt {self.attempt}: the worst head of each layer",
+            f"{self.metric} over the steps of attempt {self.attempt}: the worst {column} of each {row}",
             f"the worst is {worst.value:.6g} at {self._named(worst)}",
-            (("layer", "0", str(layers - 1)), ("step", str(begins), str(ends))),
+            ((row, "0", str(layers - 1)), ("step", str(begins), str(ends))),
             pooled,
             (place,),
         )
@@ -135,6 +137,12 @@ class HeatCollector:
         absent = math.inf if self._lowest else -math.inf
         values = tuple(tuple(None if value == absent else value for value in row) for row in grid.tolist())
         return HeatMap(title, summary, axes[0], axes[1], values, low, high, marked)
+
+
+def _axes(metric: str) -> tuple[str, str]:
+    """What the two axes of a vector are called."""
+    words = element_name(metric, (0, 0)).split()
+    return (words[0], words[2]) if words[0] != "element" else ("row", "column")
 
 
 def _worst(grid: Grid, axis: int, *, lowest: bool) -> Grid:

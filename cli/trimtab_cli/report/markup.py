@@ -5,7 +5,7 @@ from html import escape
 
 from trimtab_operator.story import printable
 
-from trimtab_cli.report.views import Fact
+from trimtab_cli.report.views import Block, Fact, Table
 
 _LONGEST = 2000
 
@@ -25,6 +25,31 @@ def facts_list(facts: Sequence[Fact]) -> str:
     """Names and their values."""
     rows = "".join(f"<dt>{text(one.name)}</dt><dd>{text(one.value)}</dd>" for one in facts)
     return f"<dl>{rows}</dl>" if rows else ""
+
+
+def table(content: Table) -> str:
+    """Rows under headings, which a narrow page repeats before each value; nothing where there is no row."""
+    if not content.rows:
+        return ""
+    title = f"<h4>{text(content.title)}</h4>" if content.title else ""
+    head = "".join(f"<th>{text(column)}</th>" for column in content.columns)
+    rows = "".join(_table_row(content.columns, row) for row in content.rows)
+    return f'{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _table_row(columns: Sequence[str], row: Sequence[str]) -> str:
+    cells = ""
+    for column, value in zip(columns, row, strict=True):
+        name = f' data-name="{text(column)}"' if column else ' class="name"'
+        cells += f"<td{name}>{text(value)}</td>"
+    return f"<tr>{cells}</tr>"
+
+
+def block(content: Block, level: int = 3) -> str:
+    """A titled part: its facts and its tables; nothing where there are neither."""
+    inner = facts_list(content.facts) + "".join(map(table, content.tables))
+    failed = ' class="bad"' if content.failed else ""
+    return f"<h{level}{failed}>{text(content.title)}</h{level}>{inner}" if inner else ""
 
 
 def section(title: str, *parts: str, kind: str = "") -> str:

@@ -1,9 +1,10 @@
 """The metric records of an incident, from the archive through the engine to what is drawn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from trimtab_contract.keys import RunId
+from trimtab_contract.keys import policy_text
 from trimtab_operator.incidents import Incident, Latch
 from trimtab_operator.run_state import RunState
 from trimtab_policies.errors import InvalidLineage
@@ -11,69 +12,89 @@ from trimtab_policies.lineage import Segment
 from trimtab_policies.policy import AcceptedPolicy
 from trimtab_policies.reach import retention
 
-from trimtab_cli.access import Access
 from trimtab_cli.errors import CliError
-from trimtab_cli.report.chapters import Chapters, number
+from trimtab_cli.report.chapters import number
 from trimtab_cli.report.collecting import Collector
-from trimtab_cli.report.records import Checkpoints, Reader, archive_reader, frozen_reader
-from trimtab_cli.report.replay import replayed
+from trimtab_cli.report.episodes import Chapters
+from trimtab_cli.report.records import Reader, Sources, frozen_reader
+from trimtab_cli.report.replay import narrowed, policy_name, replayed, watched_rules
 from trimtab_cli.report.span import lineage_of, span_of, survivors
-from trimtab_cli.run_records import policy_of
+from trimtab_cli.run_records import read_policy
+
+Advance = Callable[[int], None]
+"""Told the step of each record that was read."""
 
 
-def collect(
-    access: Access, run: RunId, checkpoints: Checkpoints, state: RunState, story: tuple[Chapters, Incident]
-) -> tuple[Collector, tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class Story:
+    """An incident as its journal tells it: the run's state when it ended, its chapters, and itself."""
+
+    state: RunState
+    chapters: Chapters
+    incident: Incident
+
+    @property
+    def latches(self) -> tuple[Latch, ...]:
+        """Everything that it acted on; what a damaged journal has lost is the last one."""
+        return self.chapters.latches or (self.incident.latch,)
+
+
+def collect(sources: Sources, story: Story, advance: Advance) -> tuple[Collector, tuple[str, ...]]:
     """Read the records of every attempt in the span, from the frozen evidence where there is no archive to read.
 
     Also says what is not as it should be.
     """
-    chapters, incident = story
-    latch = chapters.firings[0].latch if chapters.firings else incident.latch
-    texts, notes = _policies(access, state, latch)
-    source = _Source(state, latch, texts, story)
-    frozen = frozen_reader(access.audit, chapters.records)
-    if checkpoints.store is None:
-        notes.append(f"The archive of records cannot be found, so only frozen records are shown: {checkpoints.why_not}")
-        return source.read(frozen), tuple(notes)
+    texts, notes = _policies(sources, story)
+    reading = _Reading(story, texts, advance)
+    if sources.archive is None:
+        notes.append(f"The archive of records cannot be found, so only frozen records are shown: {sources.why_not}")
+        return _frozen(sources, reading, notes)
     try:
-        collector = source.read(archive_reader(checkpoints.store, checkpoints.root, run))
+        collector = reading.read(sources.archive)
     except CliError as error:
         notes.append(f"The archive of records cannot be read, so only frozen records are shown: {error}")
-        return source.read(frozen), tuple(notes)
+        return _frozen(sources, reading, notes)
     if collector.records:
-        return collector, (*notes, *_disagreement(collector, latch), *_gaps(collector))
+        gaps = [f"Attempt {attempt}: {count} steps have no record." for attempt, count in collector.missing.items()]
+        return collector, (*notes, *_lacking(collector), *_disagreements(collector), *gaps)
     notes.append("The archive has no records of these steps, so only those that were frozen as evidence are shown.")
-    return source.read(frozen), tuple(notes)
+    return _frozen(sources, reading, notes)
 
 
-class _Source:
+def _frozen(sources: Sources, reading: "_Reading", notes: list[str]) -> tuple[Collector, tuple[str, ...]]:
+    """The frozen records; judged again only where they are enough for what the journal says to come out again."""
+    reader = frozen_reader(sources, reading.story.chapters.records)
+    collector = reading.read(reader)
+    if not _disagreements(collector):
+        return collector, tuple(notes)
+    notes.append("No baseline and no threshold is drawn: too few records were frozen to compute them again.")
+    return replace(reading, texts={}).read(reader), tuple(notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
     """Reads one incident's records through any reader."""
 
-    def __init__(
-        self,
-        state: RunState,
-        latch: Latch,
-        texts: Mapping[str, AcceptedPolicy],
-        story: tuple[Chapters, Incident],
-    ) -> None:
-        chapters, incident = story
-        self._state, self._latch, self._texts = state, latch, texts
-        self._span = span_of(chapters, incident)
-        self._ranges = tuple({(one.skip.first, one.skip.last): 0 for one in chapters.plans if one.skip is not None})
+    story: Story
+    texts: Mapping[str, AcceptedPolicy]
+    advance: Advance
 
     def read(self, reader: Reader) -> Collector:
-        """Follow each attempt from as far back as the rule looks."""
-        state, span = self._state, self._span
-        collector = Collector(span, self._latch, survivors(state), state.attempt, self._ranges)
-        back = retention(self._texts.values())
+        """Follow each attempt from as far back as the rules look."""
+        state, chapters, latches = self.story.state, self.story.chapters, self.story.latches
+        span, watched = span_of(chapters, self.story.incident), watched_rules(latches, self.texts)
+        narrow = {hashed: narrowed(policy, watched) for hashed, policy in self.texts.items()}
+        ranges = tuple(dict.fromkeys((one.skip.first, one.skip.last) for one in chapters.plans if one.skip is not None))
+        collector = Collector(span, latches, watched, survivors(state), state.attempt, ranges)
+        back = retention(narrow.values())
         for one in state.attempts:
             first = max(span.first, one.branch_step + 1)
             if first > span.last:
                 continue
             points = reader(_segments(state, one.number), max(1, first - back), span.last)
-            for seen in replayed(points, state, one.number, self._latch, self._texts):
+            for seen in replayed(points, state, one.number, watched, narrow):
                 collector.take(one.number, seen)
+                self.advance(seen.point.step)
         return collector
 
 
@@ -84,28 +105,45 @@ def _segments(state: RunState, attempt: int) -> Sequence[Segment]:
         return (Segment(attempt, 1, None),)
 
 
-def _policies(access: Access, state: RunState, latch: Latch) -> tuple[Mapping[str, AcceptedPolicy], list[str]]:
-    """Every text of the policy that fired; what cannot be read is left out with the reason."""
-    policy, notes = latch.policy, list[str]()
+def _policies(sources: Sources, story: Story) -> tuple[Mapping[str, AcceptedPolicy], list[str]]:
+    """Every text of the policies that fired; what cannot be read is left out with the reason."""
+    fired = {policy_name(one.policy) for one in story.latches if one.policy is not None}
+    notes: list[str] = []
     texts: dict[str, AcceptedPolicy] = {}
-    for guard in state.guards if policy is not None else ():
-        for identity in guard.policies:
-            same = policy is not None and (identity.kind, identity.name) == (policy.kind, policy.name)
-            if not same or identity.hash in texts:
-                continue
-            try:
-                texts[identity.hash] = policy_of(access.audit, identity)
-            except CliError as error:
-                notes.append(f"No baseline and no threshold is drawn for generation {identity.generation}: {error}")
+    tried: set[str] = set()
+    for identity in (one for guard in story.state.guards for one in guard.policies):
+        if policy_name(identity) not in fired or identity.hash in tried:
+            continue
+        tried.add(identity.hash)
+        try:
+            texts[identity.hash] = read_policy(sources.evidence(policy_text(identity.hash)), identity)
+        except CliError as error:
+            notes.append(
+                f"No baseline and no threshold is drawn for {identity.name} generation {identity.generation}: {error}"
+            )
     return texts, notes
 
 
+def _lacking(collector: Collector) -> list[str]:
+    """The records at which a rule fired, and which are not there."""
+    return [
+        f"The archive has no record of step {one.fired_step} of attempt {one.attempt}, where {one.rule} fired."
+        for one in collector.latches
+        if one.asked is None and (one.attempt, one.fired_step) not in collector.fired
+    ]
+
+
+def _disagreements(collector: Collector) -> list[str]:
+    """Whether the records, judged again, give what the journal says."""
+    return [said for one in collector.latches for said in _disagreement(collector, one)]
+
+
 def _disagreement(collector: Collector, latch: Latch) -> list[str]:
-    """Whether the archive, judged again, gives what the journal says."""
-    fired, place = collector.fired, f"step {latch.fired_step}"
-    if fired is None:
-        return [f"The archive has no record of {place} of attempt {latch.attempt}, where the rule fired."]
-    verdict = fired.verdict
+    seen = collector.fired.get((latch.attempt, latch.fired_step))
+    if seen is None or latch.policy is None:
+        return []
+    name = policy_name(latch.policy)
+    verdict = next((one for key, one in seen.verdicts.items() if (key.policy, key.rule) == (name, latch.rule)), None)
     if verdict is None or verdict.observed is None:
         return []
     compared = (
@@ -113,8 +151,8 @@ def _disagreement(collector: Collector, latch: Latch) -> list[str]:
         ("threshold", latch.threshold, verdict.threshold),
     )
     return [
-        f"Judged again, the archive's record of {place} gives the {name} {again:.6g}; the journal says {journal}."
-        for name, journal, again in compared
+        f"Judged again, the record of step {latch.fired_step} gives the {what} {again:.6g}; the journal says {journal}."
+        for what, journal, again in compared
         if again is not None and (said := number(journal)) is not None and not _same(said, again)
     ]
 
@@ -122,7 +160,3 @@ def _disagreement(collector: Collector, latch: Latch) -> list[str]:
 def _same(one: float, other: float) -> bool:
     """Equal, but for the last digits of a sum that was taken in another order; NaN is NaN."""
     return (math.isnan(one) and math.isnan(other)) or one == other or math.isclose(one, other, rel_tol=1e-9)
-
-
-def _gaps(collector: Collector) -> list[str]:
-    return [f"Attempt {attempt}: {count} steps have no record." for attempt, count in collector.missing.items()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -61,17 +62,29 @@ def find_checkpoints(access: Access, run: RunId, uri: str | None) -> Checkpoints
     return Checkpoints(store, root)
 
 
+class Sources:
+    """Where the content of a page lies: evidence and policy texts by key, each read once; the archive, if there is one.
+
+    `evidence` raises CliError; `why_not` says why there is no archive.
+    """
+
+    def __init__(self, evidence: Callable[[str], bytes], archive: Reader | None, why_not: str = "") -> None:
+        self.evidence = cache(evidence)
+        self.archive = archive
+        self.why_not = why_not
+
+
 def archive_reader(store: ObjectStore, root: str, run: RunId) -> Reader:
     """Reads the archive that rank 0 kept."""
     return lambda segments, first, last: archived_points(store, root, run, segments, first, last)
 
 
-def frozen_reader(audit: ObjectStore, records: Sequence[JournalRecord]) -> Reader:
+def frozen_reader(sources: Sources, records: Sequence[JournalRecord]) -> Reader:
     """Reads what was frozen when the incident's ranks held: the records around each firing, and no others."""
     known: dict[tuple[int, int], LogPoint] = {}
     for record in records:
         if record.action == JournalAction.HELD:
-            for body in _bodies(audit, record):
+            for body in _bodies(sources, record):
                 known.update({((point.attempt or 0), point.step): point for point in frozen_points(body)})
 
     def read(segments: Sequence[Segment], first: int, last: int) -> Iterator[LogPoint]:
@@ -105,23 +118,23 @@ def frozen_points(body: bytes) -> Iterator[LogPoint]:
         )
 
 
-def probes_of(audit: ObjectStore, records: Sequence[JournalRecord]) -> Iterator[tuple[JournalRecord, ProbeEvidence]]:
+def probes_of(sources: Sources, records: Sequence[JournalRecord]) -> Iterator[tuple[JournalRecord, ProbeEvidence]]:
     """The losses that were measured forward-only, with the record that names them."""
     for record in records:
-        for body in _bodies(audit, record):
+        for body in _bodies(sources, record):
             try:
                 yield record, decode_probe(body)
             except ContractError:
                 continue  # Other evidence than a probe's.
 
 
-def _bodies(audit: ObjectStore, record: JournalRecord) -> Iterator[bytes]:
+def _bodies(sources: Sources, record: JournalRecord) -> Iterator[bytes]:
     """The objects that a record names in the audit bucket, as far as they are what it names."""
     for evidence in record.evidence:
         if evidence.store != "audit":
             continue
         try:
-            body = audit.get(evidence.key)
+            body = sources.evidence(evidence.key)
         except CliError:
             continue  # The proof says so.
         if sha256_hex(body) == evidence.sha256:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from trimtab_cli.report.curves import chart_figure, curves_legend
 from trimtab_cli.report.grids import heat_figure
-from trimtab_cli.report.markup import facts_list, paragraphs, section, text
+from trimtab_cli.report.markup import block, facts_list, paragraphs, section, table, text
 from trimtab_cli.report.plot import marks_list
 from trimtab_cli.report.probes import probe_figure
 from trimtab_cli.report.timeline import timeline_figure
-from trimtab_cli.report.views import CheckpointView, Fact, Proof, Report, TrailLine
+from trimtab_cli.report.views import CheckpointView, Fact, PhaseView, Proof, Report, TrailLine
+from trimtab_cli.report.words import duration, moment
 
 MOST_OTHER_RECORDS = 1_000
 """So many records before the incident, and behind it, are told; its own are told all."""
@@ -49,6 +50,34 @@ def story(report: Report) -> str:
     return section("What happened", f'<ol class="story">{told}</ol>' if told else "")
 
 
+def people(report: Report) -> str:
+    """Requests, waits for other runs, suspect nodes."""
+    return section(report.people.title, *(table(one) for one in report.people.tables))
+
+
+def phases(report: Report) -> str:
+    """Where the time went: each phase as a bar on the incident's own time."""
+    whole = max((one.after + one.took for one in report.phases), default=0.0)
+    rows = "".join(_phase_row(one, whole) for one in report.phases)
+    if not rows:
+        return ""
+    total = f"{duration(whole)} from the firing to {'the end' if report.phases[-1].ended else 'the newest record'}"
+    titles = "<tr><th>Phase</th><th>Began</th><th>Took</th><th>Of the whole</th></tr>"
+    body = f'<div class="scroll"><table class="phases"><thead>{titles}</thead><tbody>{rows}</tbody></table></div>'
+    return section("Where the time went", paragraphs([f"{total}."], "of"), body)
+
+
+def _phase_row(one: PhaseView, whole: float) -> str:
+    left, width = (100 * value / whole if whole else 0.0 for value in (one.after, one.took))
+    began = f"+{duration(one.after)}" if one.after else moment(one.time)
+    took = duration(one.took) + ("" if one.ended else " so far")
+    bar = f'<i class="bar {text(one.phase.lower())}" style="margin-left:{left:.1f}%;width:{width:.1f}%"></i>'
+    return (
+        f'<tr><td><b>{text(one.phase)}</b></td><td class="t">{text(began)}</td><td class="t">{text(took)}</td>'
+        f'<td class="bars" aria-hidden="true">{bar}</td></tr>'
+    )
+
+
 def drawings(report: Report) -> str:
     """The time line and the curves."""
     kinds = {shade.kind for shade in report.shades}
@@ -73,12 +102,14 @@ def heat(report: Report) -> str:
     return section("Heads and layers", *(heat_figure(one) for one in report.heat_maps))
 
 
+def diagnosis(report: Report) -> str:
+    """What was found, with its numbers and what is missing, and the losses it rests on."""
+    return section("Diagnosis", *map(block, report.diagnoses), *map(probe_figure, report.probes))
+
+
 def plans(report: Report) -> str:
-    """What was tried, and what was measured for it."""
-    told = (
-        f"<h3{' class=bad' if one.failed else ''}>{text(one.title)}</h3>{facts_list(one.facts)}" for one in report.plans
-    )
-    return section("Plan, diagnosis and extent", *told, *(probe_figure(one) for one in report.probes))
+    """What was tried, and how the run did behind it."""
+    return section("Plans and probation", *map(block, report.plans), block(report.probation))
 
 
 def checkpoints(report: Report) -> str:
@@ -151,18 +182,16 @@ def _trail_row(one: TrailLine) -> str:
 def proof(report: Report) -> str:
     """What verification found, and how anybody repeats it."""
     found = report.proof
-    vouched = (
-        f"record {found.vouched_until} is vouched for by the TrainingJob's status, and so all before it"
-        if found.vouched_until
-        else f"nothing outside the bucket vouches for the end: proved up to record {max(0, found.head_seq - 1)}"
-    )
     unchecked = f"; {found.unchecked} in the checkpoint bucket were not fetched" if found.unchecked else ""
     replaced = ", ".join(map(str, found.ignored))
     rows = [
         Fact("Verdict", "verified" if found.verified else f"NOT verified: {len(found.problems)} problem(s), above"),
         Fact("Chain", f"intact from record 1 to {found.intact_until} of {found.head_seq}"),
         Fact("Head", f"record {found.head_seq}, SHA-256 {found.head_hash}"),
-        Fact("End", vouched),
+        Fact("End", found.end),
+        Fact("Signature", found.signature),
+        Fact("Versions", found.versions),
+        *([Fact("Snapshots", found.snapshots)] if found.snapshots else []),
         Fact("Evidence", f"{found.fetched} objects fetched and hashed{unchecked}"),
         *([Fact("Of replaced operators", f"records {replaced}, which count for nothing")] if replaced else []),
         Fact("Repeat it", f"trimtab audit verify {report.run}"),

@@ -1,13 +1,13 @@
 """Which steps an incident's drawings show, and what marks them. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trimtab_operator.incidents import Incident
+from trimtab_operator.incidents import DEGRADED, RECOVERED, Incident
 from trimtab_operator.run_state import RunState
 from trimtab_policies.lineage import Attempt, Lineage, Segment
 
-from trimtab_cli.report.chapters import Chapters
+from trimtab_cli.report.episodes import Chapters
 from trimtab_cli.report.views import Lane, Mark, Shade
 
 _LEAST_MARGIN, _MOST_MARGIN = 40, 400
@@ -23,7 +23,7 @@ class Span:
 
 def span_of(chapters: Chapters, incident: Incident) -> Span:
     """From behind the oldest checkpoint that was restored, or the first bad step, to the end of the probation."""
-    latches = [one.latch for one in chapters.firings] or [incident.latch]
+    latches = chapters.latches or (incident.latch,)
     targets = [one.plan.target.step for one in chapters.plans]
     first = min(one.first_bad_step for one in latches)
     first = min([first, *targets])
@@ -62,19 +62,31 @@ def lanes(state: RunState, span: Span, last_steps: Mapping[int, int]) -> tuple[L
 def marks(chapters: Chapters, incident: Incident) -> tuple[Mark, ...]:
     """What happened at which step, in the order in which it did."""
     found = [
-        Mark(one.latch.fired_step, "fired", f"{one.latch.rule} fires in attempt {one.latch.attempt}")
-        for one in chapters.firings
+        Mark(one.fired_step, "request", f"{one.message}, in attempt {one.attempt}")
+        if one.asked
+        else Mark(one.fired_step, "fired", f"{one.rule} fires in attempt {one.attempt}")
+        for one in chapters.latches
     ]
     found += [
         Mark(one.step, "held", f"every rank holds after step {one.step}") for one in chapters.holds if not one.lost
     ]
     for one in chapters.plans:
-        ending = ", which failed" if one.failed else ""
+        ending = ", which failed" if one.failed else ", which relapsed" if one.relapsed else ""
+        if one.deadline and not one.restored:
+            ending = f", {one.answer or 'not approved yet'}"
         text = f"plan {one.plan.number} goes back to the checkpoint of step {one.plan.target.step}{ending}"
         found.append(Mark(one.plan.target.step, "target", text))
-    if chapters.plans and incident.outcome == "Recovered":
+    if chapters.plans and incident.outcome in {RECOVERED, DEGRADED}:
         found.append(Mark(incident.probation_until, "passed", "the last step of the probation"))
-    return tuple(sorted(found, key=lambda mark: mark.step))
+    return _merged(sorted(found, key=lambda mark: mark.step))
+
+
+def _merged(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """The marks, those of one kind at one step together."""
+    said: dict[tuple[int, str], dict[str, None]] = {}
+    for one in marks:
+        said.setdefault((one.step, one.kind), {})[one.text] = None
+    return tuple(Mark(step, kind, "; ".join(texts)) for (step, kind), texts in said.items())
 
 
 def shades(chapters: Chapters, trained: Mapping[tuple[int, int], tuple[int, int]]) -> tuple[Shade, ...]:
@@ -83,12 +95,12 @@ def shades(chapters: Chapters, trained: Mapping[tuple[int, int], tuple[int, int]
     `trained` gives, by skip range, the steps whose windows lie in it.
     """
     found: list[Shade] = []
-    for one in chapters.firings:
-        if one.latch.flagged is None:
+    for one in chapters.latches:
+        if one.flagged is None:
             continue
-        first, last = one.latch.flagged
-        text = f"windows {first} to {last} are flagged: steps {one.latch.first_bad_step} to {one.latch.fired_step}"
-        found.append(Shade(one.latch.first_bad_step, one.latch.fired_step, "flagged", text))
+        first, last = one.flagged
+        text = f"windows {first} to {last} are flagged: steps {one.first_bad_step} to {one.fired_step}"
+        found.append(Shade(one.first_bad_step, one.fired_step, "flagged", text))
     for (first, last), (first_step, last_step) in trained.items():
         text = f"windows {first} to {last} are skipped; steps {first_step} to {last_step} had trained on some of them"
         found.append(Shade(first_step, last_step, "skipped", text))

@@ -14,7 +14,7 @@ body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;max-width:72rem;padding:1.
 background:var(--paper);overflow-wrap:anywhere}
 header p{margin:.3rem 0}h1{font-size:1.35rem;line-height:1.35;margin:.2rem 0 .6rem}
 h2{font-size:1.1rem;margin:2.2rem 0 .6rem;padding-top:.8rem;border-top:1px solid var(--edge)}
-h3{font-size:1rem;margin:1.2rem 0 .4rem}.of{color:var(--soft);font-size:.9rem}
+h4{font-size:.9rem;margin:1rem 0 .3rem}h3{font-size:1rem;margin:1.2rem 0 .4rem}.of{color:var(--soft);font-size:.9rem}
 .outcome{display:inline-block;padding:.05rem .6rem;border:1px solid currentColor;border-radius:1rem;font-weight:600}
 .outcome.good,.good{color:var(--good)}.outcome.bad,.bad{color:var(--bad)}
 section.alarm{border:2px solid var(--bad);border-radius:.4rem;padding:0 1rem .4rem;margin:0 0 1.2rem}

@@ -10,8 +10,8 @@ from trimtab_cli.errors import NotFound
 from trimtab_cli.trail import Trail, understood_trail
 
 NEWEST = "last"
-_INCIDENT = re.compile(r"(?P<job>.+)-a[0-9]+-s[0-9]+(?:-[0-9]+)?", re.ASCII)
-"""Incidents are named after their job, and after the attempt and the first bad step of what fired."""
+_INCIDENT = re.compile(r"(?P<job>.+)-(?:a[0-9]+-s[0-9]+(?:-[0-9]+)?|[a-z]+-[0-9a-f]{8})", re.ASCII)
+"""Incidents are named after their job, and after the attempt and the first bad step of what fired or what was asked."""
 
 
 @dataclass(frozen=True, slots=True)

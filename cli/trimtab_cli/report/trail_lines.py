@@ -2,11 +2,11 @@
 
 from trimtab_contract.journal import JournalRecord
 
-from trimtab_cli.commands.audit import Verified
 from trimtab_cli.narrative import words
 from trimtab_cli.report.views import Proof, TrailLine
 from trimtab_cli.report.words import moment, since
 from trimtab_cli.trail import Trail
+from trimtab_cli.trail_verification import Verified, told_end, told_signature, told_snapshots, told_versions
 
 
 def trail_lines(trail: Trail, incident: str, opened: str) -> tuple[TrailLine, ...]:
@@ -42,7 +42,10 @@ def proof_of(verified: Verified) -> Proof:
         head_seq=report.head_seq,
         head_hash=report.head_hash,
         intact_until=report.intact_until,
-        vouched_until=report.vouched_until,
+        end=told_end(report),
+        signature=told_signature(verified.signature),
+        versions=told_versions(verified.storage),
+        snapshots=told_snapshots(report),
         ignored=report.ignored,
         fetched=verified.fetched,
         unchecked=verified.unchecked,

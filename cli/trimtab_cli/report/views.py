@@ -92,12 +92,36 @@ class CheckpointView:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanView:
-    """One plan: its title, its rows, and how it ended."""
+class Table:
+    """Rows under headings; nothing is shown of one without rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the page with a title: facts and tables; `failed` where what it tells came to nothing."""
 
     title: str
     facts: tuple[Fact, ...]
-    failed: bool
+    tables: tuple[Table, ...] = ()
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseView:
+    """A phase of the incident: when it began, after how many seconds, and how many it took.
+
+    One that is not over (`ended`) took so long up to the newest record.
+    """
+
+    phase: str
+    time: str
+    after: float
+    took: float
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +151,17 @@ class TrailLine:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What verifying the trail found."""
+    """What verifying the trail found; `end`, `signature`, `versions` and `snapshots` are sentences."""
 
     verified: bool
     records: int
     head_seq: int
     head_hash: str
     intact_until: int
-    vouched_until: int
+    end: str
+    signature: str
+    versions: str
+    snapshots: str
     ignored: tuple[int, ...]
     fetched: int
     unchecked: int
@@ -152,6 +179,8 @@ class Report:
     notes: tuple[str, ...]
     facts: tuple[Fact, ...]
     story: tuple[str, ...]
+    phases: tuple[PhaseView, ...]
+    people: Block
     first: int
     last: int
     marks: tuple[Mark, ...]
@@ -162,7 +191,9 @@ class Report:
     lanes: tuple[Lane, ...]
     checkpoints: tuple[CheckpointView, ...]
     other_checkpoints: int
-    plans: tuple[PlanView, ...]
+    diagnoses: tuple[Block, ...]
+    plans: tuple[Block, ...]
     probes: tuple[ProbeView, ...]
+    probation: Block
     trail: tuple[TrailLine, ...]
     proof: Proof
