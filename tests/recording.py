@@ -4,9 +4,13 @@
     policy     the text of a policy that judged
     metrics    one record of the trainer
     ack        one acknowledgement
+    evidence   what a world measured, byte for byte
     decision   the state machine was asked: with what it saw (changes only), and whether a record was the answer
     record     the journal record as it was stored, byte for byte
     accepted   what later versions decide otherwise, and somebody agreed to
+
+An incident that was recorded from its trail alone has no decisions and no acks: there, what was seen is inferred where
+the trail holds it.
 
 A record that a decision answered with follows right behind it. What is taken in stands before the first decision that
 knew it; how much of it a decision knew is said there, for an operator that takes over begins anew with all of it.
@@ -19,6 +23,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from trimtab_contract.checkpoints import sha256_hex
+from trimtab_contract.evidence import ProbeEvidence, decode_probe
 from trimtab_contract.journal import JournalRecord, parse_record
 from trimtab_contract.metrics import MetricRecord, Vector
 from trimtab_policies.policy import AcceptedPolicy, parse_policy
@@ -125,6 +131,18 @@ class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, tag="decision", ta
     judgement: dict[str, Any]
 
 
+class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True, tag="evidence", tag_field="line"):
+    """An object with losses that a world measured, under the hash by which journal records name it."""
+
+    sha256: str
+    body: msgspec.Raw
+
+    def probe(self) -> ProbeEvidence:
+        """The losses; raises AssertionError where they are not those of the hash."""
+        assert sha256_hex(bytes(self.body)) == self.sha256, f"evidence {self.sha256} was altered"
+        return decode_probe(bytes(self.body))
+
+
 class RecordLine(msgspec.Struct, frozen=True, kw_only=True, tag="record", tag_field="line"):
     """A journal record as it was stored."""
 
@@ -144,8 +162,8 @@ class AcceptedLine(msgspec.Struct, frozen=True, kw_only=True, order=True, tag="a
     now: str
 
 
-Act = PolicyLine | MetricsLine | AckLine | DecisionLine | RecordLine
-_Line = Header | PolicyLine | MetricsLine | AckLine | DecisionLine | RecordLine | AcceptedLine
+Act = PolicyLine | MetricsLine | AckLine | EvidenceLine | DecisionLine | RecordLine
+_Line = Header | PolicyLine | MetricsLine | AckLine | EvidenceLine | DecisionLine | RecordLine | AcceptedLine
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 PYTHONPATH=tests .venv/bin/python -m recordings check            decide all again, and show what differs
 PYTHONPATH=tests .venv/bin/python -m recordings accept           write down what DECISION_VERSION decides otherwise
 PYTHONPATH=tests .venv/bin/python -m recordings record [NAME …]  play the scripted incidents anew
+PYTHONPATH=tests .venv/bin/python -m recordings keep FILE NAME   keep the run of a file of `trimtab audit export`
 """
 
 import sys
@@ -19,6 +20,8 @@ from run_checks import check
 from run_fates import DAMAGED, at, crash
 from scripted_operator import ScriptedOperator, play
 from scripted_world import ScriptedRun
+from trail_recording import trail_recording
+from trimtab_cli.trail_file import unpack
 from trimtab_contract.journal import JournalRecord
 from trimtab_operator.commands import DECISION_VERSION, Command
 from trimtab_operator.incidents import Wishes
@@ -204,6 +207,15 @@ def _record(names: Sequence[str]) -> int:
     return 0
 
 
+def _keep(file: str, name: str) -> int:
+    recording = trail_recording(name, f"the run {name}, as far as its trail tells", unpack(Path(file)))
+    write_recording(FOLDER / f"{name}.jsonl", recording)
+    again = redecide(recording)
+    print(f"{again.records} of {len(recording.bodies)} records are decided again from the trail")
+    print(table((name, one) for one in again.differences))
+    return 1 if again.differences else 0
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one of the commands; the exit status."""
     match list(arguments):
@@ -211,6 +223,8 @@ def main(arguments: Sequence[str]) -> int:
             return _check()
         case ["accept"]:
             return _accept()
+        case ["keep", file, name]:
+            return _keep(file, name)
         case ["record", *names] if set(names) <= SCRIPTS.keys():
             return _record(names)
         case _:

@@ -8,6 +8,7 @@ changed are counted, and fail nothing.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import msgspec
@@ -15,6 +16,7 @@ from recording import (
     AcceptedLine,
     AckLine,
     DecisionLine,
+    EvidenceLine,
     MetricsLine,
     PolicyLine,
     Recording,
@@ -22,6 +24,7 @@ from recording import (
     merged,
 )
 from trimtab_contract.directives import Ack
+from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import JournalRecord, Phase, plain, record_hash, verify_chain
 from trimtab_contract.metrics import MetricRecord
 from trimtab_operator.commands import Append, Command, Draft, Perform
@@ -29,7 +32,7 @@ from trimtab_operator.journal_fold import fold
 from trimtab_operator.judge import Judge
 from trimtab_operator.observation import Acks, Limits, Observation
 from trimtab_operator.remediation import advance
-from trimtab_operator.run_state import JournalAction, RunState
+from trimtab_operator.run_state import JournalAction, RunPhase, RunState
 from trimtab_policies.absence import AbsenceWatch
 
 JUDGEMENT = ("firing", "green_step", "notes", "withheld")
@@ -61,12 +64,14 @@ class Given:
 class Redecision:
     """What was compared, and what differs.
 
-    `records` were the answer of the state machine, `effects` the results of intents, `rests` are the times it was
+    `records` were the answer of the state machine, `inferred` those of them for which the trail says what was seen, and
+    nobody else; `effects` the results of intents, `rests` are the times it was
     asked and had nothing to do, `judgements` the metric records that rules judged again.
     """
 
     name: str
     records: int
+    inferred: int
     effects: int
     rests: int
     judgements: int
@@ -89,6 +94,8 @@ def redecide(recording: Recording) -> Redecision:
                 again.metrics[act.attempt, act.step] = act.record()
             case AckLine():
                 again.ack(act)
+            case EvidenceLine():
+                again.probes[act.sha256] = act.probe()
             case DecisionLine():
                 again.decision(act)
             case RecordLine():
@@ -109,6 +116,7 @@ class _Again:
 
     def __init__(self, recording: Recording) -> None:
         self.metrics: dict[tuple[int, int], MetricRecord] = {}
+        self.probes: dict[str, ProbeEvidence] = {}
         self._header = recording.header
         self._texts = Judge().texts
         self._state = RunState()
@@ -123,7 +131,7 @@ class _Again:
         self._observations: list[Observation] = []
         self._judged: set[tuple[int, int]] = set()
         self._known: dict[str, tuple[str, str]] = {}
-        self._counts = {"records": 0, "effects": 0, "rests": 0, "reworded": 0}
+        self._counts = {"records": 0, "inferred": 0, "effects": 0, "rests": 0, "reworded": 0}
 
     def _begin(self) -> None:
         """A new operator knows the journal, and nothing else yet."""
@@ -167,8 +175,9 @@ class _Again:
         elif record.phase is Phase.RESULT:
             self._compare_effect(record)
         else:
-            why = _GIVEN.get(JournalAction(record.action), "what was seen when it was decided is not recorded")
-            self._given.append(Given(record.seq, record.action, why))
+            why = _GIVEN.get(JournalAction(record.action)) or self._infer(record)
+            if why:
+                self._given.append(Given(record.seq, record.action, why))
         if record.action == JournalAction.TAKEOVER:
             self._begin()
         head = record_hash(bytes(line.body))
@@ -188,6 +197,46 @@ class _Again:
             observations=tuple(self._observations),
         )
 
+    def _infer(self, record: JournalRecord) -> str:
+        """Decide a record whose question is not recorded from what its trail holds; why that cannot be."""
+        changes: dict[str, Any] = {}
+        latch = (record.after or {}).get("latch")
+        judged_again = latch is not None and latch["asked"] is None
+        if judged_again:
+            judged = int(latch["fired_step"])
+            missing = self._missing_step(judged)
+            if missing:
+                return f"the record of step {missing}, with which its judgement begins, is not in the trail"
+            self._judge_until(judged)
+            changes = {"firing": self._judge.firing, "judged_step": judged}
+        probe = next((self.probes[one.sha256] for one in record.evidence if one.sha256 in self.probes), None)
+        if probe is not None:
+            kind = "suspect" if self._state.phase is RunPhase.DIAGNOSING else "probe"
+            changes = {kind: probe, f"{kind}_evidence": record.evidence}
+        after = record.after or {}
+        now = record.time
+        limits = dataclasses.replace(_NO_LIMITS, generation=int(after.get("generation", 0)))
+        if after.get("directive") is not None:
+            now = datetime.fromtimestamp(after["directive"]["issued_at"], UTC).isoformat()
+        observation = Observation(job=self._header.job, now=now, limits=limits, **changes)
+        command = advance(self._state, observation)
+        same = isinstance(command, Append) and command.draft.action == record.action
+        if not same and not judged_again:
+            return "what was seen when it was decided is not recorded"
+        self._counts["inferred"] += 1
+        self._compare(record, command)
+        return ""
+
+    def _missing_step(self, judged: int) -> int:
+        """The first step that a judgement up to here needs and that is not recorded; 0 for none."""
+        segments, first = self._judge.wanted(self._state)
+        for segment in segments:
+            last = judged if segment.last is None else segment.last
+            for step in range(max(segment.first, first), last + 1):
+                if (segment.attempt, step) not in self.metrics:
+                    return step
+        return 0
+
     def _take_in(self, line: DecisionLine) -> None:
         unknown = sorted(set(line.seen) - {one.name for one in dataclasses.fields(Observation)})
         assert not unknown, f"{self._header.name}: an Observation has no {', '.join(unknown)} any more"
@@ -196,14 +245,19 @@ class _Again:
             if _place(self._heard.cursor) < _place(entry) <= _place(line.heard):
                 self._heard = self._heard.hear(entry, ack, self._state)
         self._heard = dataclasses.replace(self._heard, cursor=line.heard)
+        self._judge_until(line.judged)
+
+    def _judge_until(self, judged: int) -> None:
+        """Judge the newest attempt's records up to a step."""
         judge, state = self._judge, self._state
         if not state.attempts or not state.guards:
             return
         if judge.needs_loading(state):
-            judge.begin(state, self._surviving(line.judged))
-        steps = range(judge.judged_step + 1, line.judged + 1)
+            judge.begin(state, self._surviving(judged))
+        steps = range(judge.judged_step + 1, judged + 1)
         judge.take(tuple(self.metrics[state.attempt, step] for step in steps), state)
-        self._judged |= {(state.attempt, step) for step in steps}
+        first = state.attempts[-1].branch_step + 1
+        self._judged.update((state.attempt, step) for step in range(first, judged + 1))
 
     def _surviving(self, judged: int) -> tuple[MetricRecord, ...]:
         """The history that the newest attempt continues, as far as it was known."""
@@ -241,7 +295,7 @@ class _Again:
 
     def _compare_effect(self, record: JournalRecord) -> None:
         self._counts["effects"] += 1
-        blank = Observation(job=self._header.job, now=record.time, limits=Limits(**_NO_LIMITS))
+        blank = Observation(job=self._header.job, now=record.time, limits=_NO_LIMITS)
         command = advance(self._state, blank)
         if not isinstance(command, Perform):
             self._differ("effect", record.id, _action(command))
@@ -269,15 +323,15 @@ def decided(record: JournalRecord | Draft) -> dict[str, Any]:
     return {name: value for name, value in plain(fields).items() if name not in _NOT_DECIDED}
 
 
-_NO_LIMITS: Mapping[str, Any] = {
-    "max_rollbacks": 0,
-    "max_restarts": 0,
-    "window_seconds": 0.0,
-    "certify_steps": 0,
-    "generation": 0,
-    "suspend": False,
-}
-"""The repetition of an effect looks at none."""
+_NO_LIMITS = Limits(
+    max_rollbacks=1000,
+    max_restarts=1000,
+    window_seconds=0.0,
+    certify_steps=0,
+    generation=0,
+    suspend=False,
+)
+"""Where the budget is not recorded, nothing is decided again that it could have forbidden."""
 _UNSAID: Mapping[str, Any] = {
     one.name: plain(one.default) for one in dataclasses.fields(Observation) if one.name in JUDGEMENT
 }

@@ -10,6 +10,7 @@ import recordings
 from recording import AcceptedLine, DecisionLine, MetricsLine, Recording, RecordLine, read_recording, write_recording
 from recordings import COMMAND, FOLDER, complaint, paths, play_script, unaccepted
 from redecision import redecide, table
+from trail_recording import SOURCE
 from trimtab_contract.journal import JournalRecord, canonical_bytes, parse_record
 from trimtab_operator import diagnosis, extent, selection
 from trimtab_operator.commands import DECISION_VERSION
@@ -21,6 +22,8 @@ from trimtab_policies import streaks
 LARGEST_BYTES = 200_000
 GIVEN = {"Takeover"}
 """What no recorded incident can decide again: who takes a run over, and when."""
+FROM_THE_TRAIL = {"IncidentOpened", "Relapsed", "Diagnosed", "TargetSelected", "ExtentFound"}
+"""What an exported trail alone is enough for, where its evidence is whole."""
 
 Change = Callable[[pytest.MonkeyPatch], None]
 
@@ -49,7 +52,7 @@ def test_every_kind_of_incident_is_kept() -> None:
     } <= actions
     found = {(one.after or {}).get("finding") for recording in kept for one in records(recording)}
     assert set(Finding) - {Finding.INTERACTION} <= found
-    assert {path.stem for path in paths()} == {*recordings.SCRIPTS, "real-parts"}
+    assert {path.stem for path in paths()} >= {*recordings.SCRIPTS, "real-parts", "real-parts-trail"}
 
 
 @pytest.mark.parametrize("path", paths(), ids=lambda path: path.stem)
@@ -57,11 +60,16 @@ def test_a_recorded_incident_is_decided_as_it_was(path: Path) -> None:
     recording = read_recording(path)
     again = redecide(recording)
     assert not complaint(recording), complaint(recording)
-    journal, given = records(recording), {one.seq for one in again.given}
-    assert {one.what for one in again.given} <= GIVEN
-    assert again.records + again.effects + len(given) == len(journal), "a record was compared with nothing"
-    assert min(again.records, again.effects, again.rests, again.judgements) > 0
+    journal, given = records(recording), {one.what for one in again.given}
+    assert again.records + again.effects + len(again.given) == len(journal), "a record was compared with nothing"
+    assert min(again.records, again.effects, again.judgements) > 0
     assert path.stat().st_size <= LARGEST_BYTES
+    if recording.header.source == SOURCE:
+        assert again.inferred == again.records
+        assert not given & FROM_THE_TRAIL
+    else:
+        assert given <= GIVEN
+        assert again.rests > 0
 
 
 def test_a_scripted_incident_is_recorded_the_same_every_time(tmp_path: Path) -> None:
@@ -132,6 +140,10 @@ def longer_streak(patch: pytest.MonkeyPatch) -> None:
         ("loss-spike", undecided, "after.finding", '"BadBatch"', '"Undecided"'),
         ("loss-spike", shorter_probation, "action", "nothing", "IncidentClosed"),
         ("loss-spike", longer_streak, "judgement.firing.fired_step", "27", "(absent)"),
+        ("real-parts", larger_margin, "reason.bound", "54", "53"),
+        ("real-parts-trail", larger_margin, "reason.bound", "54", "53"),
+        ("real-parts-trail", undecided, "after.finding", '"BadBatch"', '"Undecided"'),
+        ("real-parts-trail", longer_streak, "action", "IncidentOpened", "nothing"),
     ],
 )
 def test_a_decision_that_changes_is_shown(
@@ -171,8 +183,9 @@ def test_what_was_not_seen_is_said_to_be_not_compared() -> None:
     recording = read("loss-spike")
     unseen = tuple(act for act in recording.acts if not isinstance(act, DecisionLine))
     again = redecide(Recording(recording.header, unseen))
-    assert again.records == 0
-    assert len(again.given) + again.effects == len(records(recording))
+    assert again.records == again.inferred
+    assert len(again.given) + again.records + again.effects == len(records(recording))
+    assert "WorldRunning" in {one.what for one in again.given}
     assert "what was seen when it was decided is not recorded" in {one.why for one in again.given}
 
 

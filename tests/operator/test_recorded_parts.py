@@ -20,9 +20,12 @@ from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import guard_policy, training_job
 from recording import Header, read_recording, write_recording
 from recordings import FOLDER
-from redecision import redecide
+from redecision import redecide, table
 from redis_fixture import RedisServer
+from trail_recording import AUDIT, trail_recording
 from trainer_world import ROOT, Run
+from trimtab_cli.trail import named_evidence
+from trimtab_cli.trail_file import TrailFile, pack, unpack
 from trimtab_contract.directives import ACK_FIELD, Ack, decode
 from trimtab_contract.journal import parse_record
 from trimtab_contract.keys import RunId, ack_stream
@@ -39,6 +42,7 @@ from trimtab_policies.policy import AcceptedPolicy
 KEEP = "TRIMTAB_KEEP_RECORDING"
 """Where it is set, the recording becomes the one in tests/recorded."""
 NAME = "real-parts"
+DECIDED_FROM_THE_TRAIL = {"IncidentOpened", "TargetSelected", "Diagnosed", "ExtentFound"}
 STEPS, DAMAGED = 96, (58, 62)
 PATIENCE_SECONDS = 240.0
 
@@ -147,8 +151,15 @@ async def test_what_a_real_operator_decides_is_decided_again_from_its_recording(
     assert min(again.records, again.effects, again.rests, again.judgements) > 0
     told = [one.action for one in map(parse_record, dict(await ports.journal.read(job.run)).values())]
     assert {"IncidentOpened", "Held", "TargetSelected", "Restored", "ExtentFound", "IncidentClosed"} <= set(told)
+    packed = tmp_path / "trail.zip"
+    pack(packed, await exported(ports, run))
+    trail = trail_recording(f"{NAME}-trail", "the same run, as far as its exported trail tells", unpack(packed))
+    again = redecide(trail)
+    assert not again.differences, table((NAME, one) for one in again.differences)
+    assert DECIDED_FROM_THE_TRAIL & set(told) <= set(told) - {one.what for one in again.given}
     if os.environ.get(KEEP):
         (FOLDER / path.name).write_bytes(path.read_bytes())
+        write_recording(FOLDER / f"{NAME}-trail.jsonl", trail)
 
 
 async def completed(ports: Ports, run: RunId) -> None:
@@ -171,6 +182,15 @@ def header(run: RunId) -> Header:
         job=run.name,
         decision_version=DECISION_VERSION,
     )
+
+
+async def exported(ports: Ports, run: SteeredRun) -> TrailFile:
+    """The trail with what it names in the audit bucket."""
+    bodies = await ports.journal.read(run.id)
+    named = named_evidence(parse_record(body) for _, body in bodies)
+    keys = [one.evidence.key for one in named if one.evidence.store == AUDIT]
+    objects = {(AUDIT, key): await ports.journal.get_object(key) for key in keys}
+    return TrailFile(run.id, bodies, objects, checkpoints=False)
 
 
 async def played(ports: Ports, run: SteeredRun) -> Played:
