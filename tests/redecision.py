@@ -199,21 +199,20 @@ class _Again:
 
     def _infer(self, record: JournalRecord) -> str:
         """Decide a record whose question is not recorded from what its trail holds; why that cannot be."""
+        after: Mapping[str, Any] = record.after or {}
+        latch: Mapping[str, Any] | None = after.get("latch")
+        fired = int(latch["fired_step"]) if latch is not None and latch["asked"] is None else 0
         changes: dict[str, Any] = {}
-        latch = (record.after or {}).get("latch")
-        judged_again = latch is not None and latch["asked"] is None
-        if judged_again:
-            judged = int(latch["fired_step"])
-            missing = self._missing_step(judged)
+        if fired:
+            missing = self._missing_step(fired)
             if missing:
                 return f"the record of step {missing}, with which its judgement begins, is not in the trail"
-            self._judge_until(judged)
-            changes = {"firing": self._judge.firing, "judged_step": judged}
+            self._judge_until(fired)
+            changes = {"firing": self._judge.firing, "judged_step": fired}
         probe = next((self.probes[one.sha256] for one in record.evidence if one.sha256 in self.probes), None)
         if probe is not None:
             kind = "suspect" if self._state.phase is RunPhase.DIAGNOSING else "probe"
             changes = {kind: probe, f"{kind}_evidence": record.evidence}
-        after = record.after or {}
         now = record.time
         limits = dataclasses.replace(_NO_LIMITS, generation=int(after.get("generation", 0)))
         if after.get("directive") is not None:
@@ -221,7 +220,7 @@ class _Again:
         observation = Observation(job=self._header.job, now=now, limits=limits, **changes)
         command = advance(self._state, observation)
         same = isinstance(command, Append) and command.draft.action == record.action
-        if not same and not judged_again:
+        if not same and not fired:
             return "what was seen when it was decided is not recorded"
         self._counts["inferred"] += 1
         self._compare(record, command)
