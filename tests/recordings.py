@@ -17,7 +17,7 @@ from played_trainer import RUN, Scenario
 from recording import AcceptedLine, Header, Recording, read_recording, write_recording
 from redecision import redecide, table
 from run_checks import check
-from run_fates import DAMAGED, at, crash
+from run_fates import DAMAGED, at, crash, hang
 from scripted_operator import ScriptedOperator, play
 from scripted_world import ScriptedRun
 from trail_recording import trail_recording
@@ -26,7 +26,7 @@ from trimtab_contract.journal import JournalRecord
 from trimtab_operator.commands import DECISION_VERSION, Command
 from trimtab_operator.incidents import Wishes
 from trimtab_operator.observation import Observation
-from trimtab_operator.run_state import RunState
+from trimtab_operator.run_state import AutomationHold, RunState
 
 FOLDER = Path(__file__).parent / "recorded"
 SCRIPTED = "the operator's state machine, judge and journal; trainer and pods are played"
@@ -45,11 +45,26 @@ class Script:
     on_tick: Callable[[ScriptedRun], None] | None = None
     at_least: int = 0
     ticks: int = 600
+    refuses: bool = False
+    """Whether the trainer refuses a directive."""
 
 
 def _crash_in_the_hold(run: ScriptedRun, record: JournalRecord) -> None:
     if record.action == "IncidentOpened":
         crash(run)
+
+
+def _edit(run: ScriptedRun) -> None:
+    run.generation += 1
+
+
+def _hold_automation(run: ScriptedRun) -> None:
+    message = "3 runs failed within 300 s (a, b, c)"
+    run.automation = AutomationHold(id="breaker-100", message=message, since=100.0, runs=("a", "b", "c"))
+
+
+def _release_automation(run: ScriptedRun) -> None:
+    run.automation = None
 
 
 SCRIPTS: dict[str, Script] = {
@@ -111,6 +126,34 @@ SCRIPTS: dict[str, Script] = {
         title="a restored state on which the control is bad, too: quarantined, and an older one is taken",
         scenario=replace(DAMAGED, control_bad=frozenset({20})),
     ),
+    "world-crashed": Script(
+        title="a world that crashes: the next one starts from the newest checkpoint",
+        scenario=Scenario(steps=30),
+        on_tick=at({20: crash}),
+    ),
+    "world-hung": Script(
+        title="a world that hangs: it is ended, and the next one starts from the newest checkpoint",
+        scenario=Scenario(steps=30),
+        on_tick=at({20: hang}),
+    ),
+    "restarts-spent": Script(
+        title="a world that crashes again and again: the run fails, and goes on when its job is edited",
+        scenario=Scenario(steps=20, max_restarts=1),
+        on_tick=at({8: crash, 16: crash, 30: _edit}),
+        at_least=40,
+    ),
+    "automation-held": Script(
+        title="a breaker over all runs that opens before the plan, and closes",
+        scenario=DAMAGED,
+        on_tick=at({1: _hold_automation, 60: _release_automation}),
+        at_least=70,
+    ),
+    "refused-skip": Script(
+        title="a trainer that refuses the skip: a person is asked",
+        scenario=replace(DAMAGED, refuses_skips=True),
+        refuses=True,
+    ),
+    "stopped": Script(title="a rule that stops the run", scenario=replace(DAMAGED, action="Stop")),
     "operator-killed": Script(
         title="an operator that dies around its writes, and others that go on from the journal",
         scenario=DAMAGED,
@@ -140,7 +183,7 @@ def play_script(name: str) -> Recording:
         at_least=script.at_least,
         ticks=script.ticks,
     )
-    check(run)
+    check(run, refuses=script.refuses)
     assert isinstance(run, JudgedRun)
     header = Header(
         name=name, title=script.title, source=SCRIPTED, run=str(RUN), job=RUN.name, decision_version=DECISION_VERSION
