@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import sha256_hex
@@ -17,6 +18,8 @@ from trimtab_policies.policy import AcceptedPolicy, parse_policy
 
 from trimtab_cli.adapters.object_store import ObjectStore
 from trimtab_cli.errors import CliError, NotFound
+
+_PARALLEL_READS = 8
 
 
 def surviving_segments(state: RunState, attempt: int) -> tuple[Segment, ...]:
@@ -41,18 +44,33 @@ def archived_records(
 ) -> Iterator[MetricRecord]:
     """The records of steps `first` to `last` of a surviving history, in order."""
     for segment in segments:
-        for key in store.sizes(keys.records_prefix(root, run, segment.attempt)):
+        begin, end = max(first, segment.first), min(last, segment.last or last)
+        if begin > end:
+            continue
+        stored = store.sizes(keys.records_prefix(root, run, segment.attempt))
+        for key, body in _fetched(store, [key for key in stored if _holds_any(key, begin, end)]):
             try:
-                begin, end = keys.segment_steps(key)
-                if end < max(first, segment.first) or begin > min(last, segment.last or last):
-                    continue
-                records = decode_archive(store.get(key))
+                records = decode_archive(body)
             except ContractError as error:
                 raise CliError(f"{key}: {error}.") from error
-            for record in records:
-                within = segment.last is None or record.step <= segment.last
-                if within and max(first, segment.first) <= record.step <= last:
-                    yield record
+            yield from (record for record in records if begin <= record.step <= end)
+
+
+def _holds_any(key: str, first: int, last: int) -> bool:
+    """Whether an archived stretch has any of the steps; raises CliError."""
+    try:
+        begin, end = keys.segment_steps(key)
+    except ContractError as error:
+        raise CliError(f"{key}: {error}.") from error
+    return begin <= last and end >= first
+
+
+def _fetched(store: ObjectStore, wanted: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """The objects in order, a few at a time in parallel, so that memory holds no more than those."""
+    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+        for index in range(0, len(wanted), _PARALLEL_READS):
+            some = wanted[index : index + _PARALLEL_READS]
+            yield from zip(some, pool.map(store.get, some), strict=True)
 
 
 def policies_in_force(audit: ObjectStore, state: RunState, attempt: int, step: int) -> tuple[AcceptedPolicy, ...]:

@@ -118,10 +118,11 @@ class Collector:
     def heat_maps(self) -> tuple[HeatMap, ...]:
         """The per-element vectors around the firings, and of the attempt that went on."""
         fired = {one.attempt for one in self.latches}
+        judged = {(one.metric, one.attempt) for one in self.latches}
         found: list[HeatMap] = []
-        for (_, attempt), collector in self._heat.items():
-            here = attempt in fired
-            found += [one for one in collector.maps(whole=here) if here or one.high > one.low]
+        for (metric, attempt), collector in self._heat.items():
+            wanted = (metric, attempt) in judged
+            found += [one for one in collector.maps(whole=attempt in fired) if wanted or one.high > one.low]
         return tuple(found)
 
     def _order(self) -> list[str]:

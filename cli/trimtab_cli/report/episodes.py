@@ -70,6 +70,11 @@ class PlanStory:
     learning_rate: LearningRateOverride | None = None
     resumed_at: str = ""
 
+    @property
+    def measured(self) -> bool:
+        """Whether the windows to skip were measured, and not named by a person."""
+        return self.skip is not None and (self.skip.bad > 0 or bool(self.numbers))
+
 
 @dataclass(frozen=True, slots=True)
 class RequestStory:

@@ -112,7 +112,7 @@ def _plan_rows(plan: PlanStory | None, chapters: Chapters) -> Iterator[tuple[str
         yield "Trained again", f"{given_up} steps, {step + 1} to {held[-1]}, were given up" if given_up else ""
     if plan.skip is not None:
         count = plan.skip.last - plan.skip.first + 1
-        measured = f", {plan.skip.bad} measured as bad" if plan.numbers else ""
+        measured = f", {plan.skip.bad} measured as bad" if plan.measured else ""
         yield "Skipped", f"windows {plan.skip.first} to {plan.skip.last} ({count}){measured}"
     if plan.resumed_at:
         yield "Learning rate", rate_words(plan.learning_rate) or "as scheduled"

@@ -72,6 +72,7 @@ def compose(telling: Telling, verified: Verified, sources: Sources, advance: Adv
     span = collector.span
     charts, not_drawn = collector.charts()
     views, others = checkpoint_views(state, then.counted, chapters, span)
+    marked = marks(chapters, incident)
     return Report(
         run=str(subject.run),
         incident=subject.incident,
@@ -83,8 +84,8 @@ def compose(telling: Telling, verified: Verified, sources: Sources, advance: Adv
         phases=phase_views(incident, then.records[-1].time),
         people=people_view(chapters),
         first=span.first,
-        last=span.last,
-        marks=marks(chapters, incident),
+        last=min(span.last, max((*collector.last_steps.values(), *(one.step for one in marked)), default=span.last)),
+        marks=marked,
         shades=shades(chapters, collector.trained),
         charts=charts,
         not_drawn=not_drawn,

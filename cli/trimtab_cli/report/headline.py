@@ -44,7 +44,7 @@ def _last_plan(plans: tuple[PlanStory, ...]) -> Iterator[str]:
         return
     yield f"step {step} was restored"
     if plan.skip is not None:
-        measured = f" ({plan.skip.bad} measured as bad)" if plan.numbers else ""
+        measured = f" ({plan.skip.bad} measured as bad)" if plan.measured else ""
         yield f"windows {plan.skip.first} to {plan.skip.last} were skipped{measured}"
     if plan.learning_rate is not None:
         yield f"the learning rate was {rate_words(plan.learning_rate)}"

@@ -21,6 +21,7 @@ MOST_STEP_COLUMNS = 160
 _LOWEST_IS_WORST = frozenset({"qk_clip_gamma"})
 
 Grid = NDArray[np.float64]
+Single = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +44,27 @@ class HeatCollector:
     columns: Columns
     element: tuple[int, ...] | None = None
     """The element that the rule named."""
-    snapshot: tuple[int, Grid] | None = None
+    snapshot: tuple[int, Single] | None = None
     extreme: Extreme | None = None
-    _rows: dict[int, Grid] = field(default_factory=dict[int, Grid])
+    _rows: dict[int, Single] = field(default_factory=dict[int, Single])
 
     def take(self, step: int, vector: Vector) -> None:
         """Note the vector of a step; one without two axes is left out."""
         if len(vector.shape) != 2:
             return
-        grid = np.frombuffer(vector.data, "<f4").astype(np.float64).reshape(vector.shape)
+        grid = np.frombuffer(vector.data, "<f4").reshape(vector.shape)
         if step <= self.step:
             self.snapshot = (step, grid)
-        offset = _worst_offset(grid, lowest=self._lowest)
-        value = float(grid.flat[offset])
+        # Minimum and maximum keep NaN, which is worse than any number.
+        worst = grid.min(axis=1) if self._lowest else grid.max(axis=1)
+        value = float(worst.min() if self._lowest else worst.max())
         if self.extreme is None or _is_worse(value, self.extreme.value, lowest=self._lowest):
+            offset = _worst_offset(grid, lowest=self._lowest)
             self.extreme = Extreme(value, vector.index(offset), step, self.attempt)
-        worst = _worst(grid, 1, lowest=self._lowest)
         column = self.columns.of(step)
         known = self._rows.get(column)
         if known is not None and known.shape == worst.shape:
-            worst = _worst(np.stack([known, worst]), 0, lowest=self._lowest)
+            worst = np.minimum(known, worst) if self._lowest else np.maximum(known, worst)
         self._rows[column] = worst
 
     def maps(self, *, whole: bool) -> tuple[HeatMap, ...]:
@@ -77,7 +79,7 @@ class HeatCollector:
     def _of_record(self) -> HeatMap | None:
         if self.snapshot is None or self.extreme is None:
             return None
-        step, grid = self.snapshot
+        step, grid = self.snapshot[0], self.snapshot[1].astype(np.float64)
         offset = _worst_offset(grid, lowest=self._lowest)
         here = self.element or (int(offset // grid.shape[1]), int(offset % grid.shape[1]))
         if any(index >= size for index, size in zip(here, grid.shape, strict=True)):
@@ -145,12 +147,7 @@ def _axes(metric: str) -> tuple[str, str]:
     return (words[0], words[2]) if words[0] != "element" else ("row", "column")
 
 
-def _worst(grid: Grid, axis: int, *, lowest: bool) -> Grid:
-    """The worst along an axis; NumPy's own minimum and maximum keep NaN, which is worse than any number."""
-    return grid.min(axis=axis) if lowest else grid.max(axis=axis)
-
-
-def _worst_offset(grid: Grid, *, lowest: bool) -> int:
+def _worst_offset(grid: Grid | Single, *, lowest: bool) -> int:
     if np.isnan(grid).any():
         return int(np.argmax(np.isnan(grid)))
     return int(grid.argmin() if lowest else grid.argmax())

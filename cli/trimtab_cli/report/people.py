@@ -14,7 +14,7 @@ def people_view(chapters: Chapters) -> Block:
             moment(one.time),
             one.by,
             one.action,
-            wish_words(one.wishes) or "—",
+            wish_words(one.wishes),
             one.reason,
             f"{one.outcome}: {one.answer}",
         )

@@ -54,7 +54,7 @@ def _skip(story: PlanStory) -> str:
     skip = story.skip
     if skip is None:
         return ""
-    measured = f", {skip.bad} of them measured as bad" if story.numbers else ""
+    measured = f", {skip.bad} of them measured as bad" if story.measured else ""
     return f"windows {skip.first} to {skip.last}{measured}"
 
 

@@ -19,11 +19,12 @@ class Columns:
     first: int
     last: int
     most: int = MOST_COLUMNS
+    width: int = field(init=False)
+    """Steps a column."""
 
-    @property
-    def width(self) -> int:
-        """Steps a column."""
-        return max(1, math.ceil((self.last - self.first + 1) / self.most))
+    def __post_init__(self) -> None:
+        """The width follows from the others."""
+        object.__setattr__(self, "width", max(1, math.ceil((self.last - self.first + 1) / self.most)))
 
     def of(self, step: int) -> int:
         """The column of a step, from 0."""
@@ -59,10 +60,15 @@ class Decimator:
             bucket.non_finite += 1
             self.non_finite.append(step)
             return
-        bucket.low = value if bucket.low is None else min(bucket.low, value)
-        bucket.high = value if bucket.high is None else max(bucket.high, value)
-        self.lowest = (value, step) if self.lowest is None else min(self.lowest, (value, step))
-        self.highest = (value, step) if self.highest is None or value > self.highest[0] else self.highest
+        # A value that is no extreme of its bucket is none of the line's.
+        if bucket.low is None or value < bucket.low:
+            bucket.low = value
+            if self.lowest is None or value < self.lowest[0]:
+                self.lowest = (value, step)
+        if bucket.high is None or value > bucket.high:
+            bucket.high = value
+            if self.highest is None or value > self.highest[0]:
+                self.highest = (value, step)
 
     def curve(self, rule: str = "") -> Curve:
         """What there is to draw; columns without any value stay empty, so that the line breaks there."""

@@ -82,15 +82,20 @@ vertical-align:-.08rem;print-color-adjust:exact}p.key i.framed{border:2px solid 
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.88rem}
 th,td{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--edge)}
 th{overflow-wrap:normal}td.n,td.t{white-space:nowrap;color:var(--soft)}.lapsed{text-decoration:line-through}
+td.bars{width:38%;vertical-align:middle}i.bar{display:block;height:.7rem;min-width:2px;background:var(--line);
+print-color-adjust:exact}i.bar.awaitingapproval,i.bar.needshuman{background:var(--limit)}
+i.bar.probation{background:var(--good)}td.name{color:var(--soft)}
 tr.chosen td{background:var(--panel)}summary{cursor:pointer;margin:.5rem 0;color:var(--line)}code{font-size:.85em}
 @media(max-width:640px){body{padding:.8rem .8rem 2rem;font-size:15px}dl{display:block}dd{margin:0 0 .5rem}
-.frame{margin-left:2.9rem}p.key{margin-left:2.9rem}.area{height:10rem}.steps span:nth-of-type(even){display:none}
+h1{font-size:1.15rem}.frame{margin-left:2.9rem}p.key{margin-left:2.9rem}.area{height:10rem}
+.steps span:nth-of-type(even){display:none}
 .steps.ends span:nth-of-type(even){display:inline}thead{display:none}tr,td{display:block;border:0;padding:0}
 tr{border-bottom:1px solid var(--edge);padding:.4rem 0}
-td.n,td.t{display:inline;padding-right:.7rem}}
+td.n,td.t{display:inline;padding-right:.7rem}td.bars{width:auto;padding:.2rem 0}td.name{font-weight:600}
+td:empty{display:none}td[data-name]::before{content:attr(data-name) ": ";color:var(--soft)}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--paper:#fff;--panel:#f2f2f2;--edge:#bbb;--line:#0b5fa5;
 --old:#b6410b;--limit:#7a5600;--band:#e8b64c;--skip:#7b3fa0;--bad:#b00020;--good:#0a6b4b}
-body{font-size:11px;max-width:none}
+html{font-size:10.5px}body{font-size:1rem;max-width:none;padding:0}.area{height:9.5rem}figure{margin:.8rem 0 1.2rem}
 svg,b,i,.area{print-color-adjust:exact}tr,li{break-inside:avoid}h2,h3,figcaption{break-after:avoid}
 details::details-content{content-visibility:visible;block-size:auto;display:block}}
 """
