@@ -23,16 +23,17 @@ from recording import (
     RecordLine,
     merged,
 )
-from trimtab_contract.directives import Ack
+from trimtab_contract.directives import Ack, CheckpointReference, Directive
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import JournalRecord, Phase, plain, record_hash, verify_chain
 from trimtab_contract.metrics import MetricRecord
 from trimtab_operator.commands import Append, Command, Draft, Perform
+from trimtab_operator.incidents import Latch, Measurement, Plan, SkipRange, Wishes, WithheldStep
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.judge import Judge
 from trimtab_operator.observation import Acks, Limits, Observation
 from trimtab_operator.remediation import advance
-from trimtab_operator.run_state import JournalAction, RunPhase, RunState
+from trimtab_operator.run_state import AcceptedGuard, AutomationHold, JournalAction, RunPhase, RunState
 from trimtab_policies.absence import AbsenceWatch
 
 JUDGEMENT = ("firing", "green_step", "notes", "withheld")
@@ -155,10 +156,11 @@ class _Again:
     def decision(self, line: DecisionLine) -> None:
         """Judge, observe, and ask the state machine."""
         self._take_in(line)
-        self._compare_judgement(line)
+        self._judgement = merged(self._judgement, line.judgement)
         raw = {**self._seen, **self._judgement, "judged_step": line.judged, "job": self._header.job, "now": line.now}
         observation = dataclasses.replace(msgspec.convert(raw, type=Observation), acks=self._heard)
         self._observations.append(observation)
+        self._compare_judgement(observation)
         command = advance(self._state, observation)
         if line.answered:
             self._asked.append(command)
@@ -268,14 +270,12 @@ class _Again:
             found += [self.metrics[segment.attempt, step] for step in steps if (segment.attempt, step) in self.metrics]
         return tuple(found)
 
-    def _compare_judgement(self, line: DecisionLine) -> None:
-        self._judgement = merged(self._judgement, line.judgement)
-        judge = self._judge
-        found = {"judged_step": judge.judged_step, **{name: getattr(judge, name) for name in JUDGEMENT}}
-        recorded = {"judged_step": line.judged, **{name: _UNSAID[name] for name in JUDGEMENT}, **self._judgement}
-        found_leaves = dict(_leaves({"judgement": plain(found)}))
+    def _compare_judgement(self, recorded: Observation) -> None:
+        names = ("judged_step", *JUDGEMENT)
+        before, found = ({name: getattr(one, name) for name in names} for one in (recorded, self._judge))
+        recorded_leaves, found_leaves = (dict(_leaves({"judgement": plain(one)})) for one in (before, found))
         known, self._known = self._known, {}
-        for name, one, other in self._unequal(dict(_leaves({"judgement": recorded})), found_leaves):
+        for name, one, other in self._unequal(recorded_leaves, found_leaves):
             self._known[name] = one, other
             if known.get(name) != (one, other):  # told once, though it stays so for many a decision
                 self._differ(name, one, other)
@@ -317,11 +317,36 @@ class _Again:
 
 
 def decided(record: JournalRecord | Draft) -> dict[str, Any]:
-    """Of a record all that the state machine decides: not its place, time and author."""
-    fields = msgspec.to_builtins(record)
-    return {name: value for name, value in plain(fields).items() if name not in _NOT_DECIDED}
+    """Of a record all that the state machine decides: not its place, time and author.
+
+    Values are as today's fold reads them: one that an older version did not write has the default that it reads there.
+    """
+    fields = plain(record if isinstance(record, JournalRecord) else msgspec.to_builtins(record))
+    for side in ("before", "after"):
+        if fields.get(side):
+            fields[side] = {name: _as_read(name, value) for name, value in fields[side].items()}
+    return {name: value for name, value in fields.items() if name not in _NOT_DECIDED}
 
 
+def _as_read(name: str, value: Any) -> Any:
+    kind = _READ.get(name)
+    return plain(msgspec.convert(value, type=kind)) if kind is not None and isinstance(value, Mapping) else value
+
+
+_READ: Mapping[str, type[msgspec.Struct]] = {
+    "checkpoint": CheckpointReference,
+    "directive": Directive,
+    "guard": AcceptedGuard,
+    "hold": AutomationHold,
+    "latch": Latch,
+    "plan": Plan,
+    "restored": Measurement,
+    "skip": SkipRange,
+    "suspect": Measurement,
+    "wishes": Wishes,
+    "withheld": WithheldStep,
+}
+"""What the objects in a record are, by their names."""
 _NO_LIMITS = Limits(
     max_rollbacks=1000,
     max_restarts=1000,
@@ -331,9 +356,6 @@ _NO_LIMITS = Limits(
     suspend=False,
 )
 """Where the budget is not recorded, nothing is decided again that it could have forbidden."""
-_UNSAID: Mapping[str, Any] = {
-    one.name: plain(one.default) for one in dataclasses.fields(Observation) if one.name in JUDGEMENT
-}
 
 
 def _action(command: Command | None) -> str:
