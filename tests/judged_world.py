@@ -18,6 +18,7 @@ from trimtab_operator.guards import GuardView
 from trimtab_operator.incidents import Latch, RemediationSettings
 from trimtab_operator.judge import Judge, remediation_settings
 from trimtab_operator.observation import Acks, Observation, Pods
+from trimtab_operator.observer import _probation  # pyright: ignore[reportPrivateUsage]
 from trimtab_operator.run_state import RunState
 from trimtab_policies.policy import AcceptedPolicy, parse_policy
 
@@ -30,11 +31,12 @@ MILD = 2.45
 class JudgedRun(ScriptedRun):
     """Everything outside the operator, judged by a policy that the scenario is written into."""
 
-    def __init__(self, scenario: Scenario, mild: frozenset[int] = frozenset()) -> None:
+    def __init__(self, scenario: Scenario, mild: frozenset[int] = frozenset(), slow_until: int = 0) -> None:
         super().__init__(scenario)
         self.metrics: dict[tuple[int, int], MetricRecord] = {}
         self.policy = policy_of(scenario)
         self._mild = mild
+        self._slow_until = slow_until
         self._judge_of_records = Judge()
         self._judge_of_records.texts[self.policy.hash] = self.policy
 
@@ -43,6 +45,7 @@ class JudgedRun(ScriptedRun):
         super().published(attempt, step, line)
         loss = math.nan if line.nonfinite else self._loss(line.window, spoiled=line.bad)
         withheld = float(line.nonfinite)
+        slow = attempt > 1 and step <= self._slow_until
         scalars = {"nonfinite": withheld, "skipped_update": withheld, "replica_mismatch": float(line.mismatch)}
         self.metrics[attempt, step] = MetricRecord(
             attempt=attempt,
@@ -51,7 +54,7 @@ class JudgedRun(ScriptedRun):
             samples_seen=step * 16,
             tokens_seen=step * 2048,
             time=float(self.ticks),
-            scalars={"loss": loss, "grad_norm": loss / 2, **scalars},
+            scalars={"loss": loss, "grad_norm": loss / 2, "tokens_per_second": 400.0 if slow else 1000.0, **scalars},
         )
 
     def measured(self, world: PlayedWorld, diagnose: Diagnose) -> None:
@@ -69,6 +72,7 @@ class JudgedRun(ScriptedRun):
             guard=guard.accepted(state.attempt, judge.judged_step + 1),
             green_step=judge.green_step,
             notes=judge.notes,
+            probation=_probation(state, judge, acks),
             withheld=judge.withheld,
         )
 

@@ -40,6 +40,7 @@ class Script:
     title: str
     scenario: Scenario
     mild: frozenset[int] = frozenset()
+    slow_until: int = 0
     kills: tuple[tuple[int, str], ...] = ()
     on_record: Callable[[ScriptedRun, JournalRecord], None] | None = None
     on_tick: Callable[[ScriptedRun], None] | None = None
@@ -148,6 +149,11 @@ SCRIPTS: dict[str, Script] = {
         on_tick=at({1: _hold_automation, 60: _release_automation}),
         at_least=70,
     ),
+    "probation-extended": Script(
+        title="a run that is slow behind its rollback: its probation is made longer twice",
+        scenario=DAMAGED,
+        slow_until=33,
+    ),
     "refused-skip": Script(
         title="a trainer that refuses the skip: a person is asked",
         scenario=replace(DAMAGED, refuses_skips=True),
@@ -171,7 +177,7 @@ def play_script(name: str) -> Recording:
             return tap(state, observation)
 
     def world(scenario: Scenario) -> ScriptedRun:
-        return JudgedRun(scenario, script.mild)
+        return JudgedRun(scenario, script.mild, script.slow_until)
 
     run = play(
         script.scenario,

@@ -28,20 +28,21 @@ from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import JournalRecord, Phase, plain, record_hash, verify_chain
 from trimtab_contract.metrics import MetricRecord
 from trimtab_operator.commands import Append, Command, Draft, Perform
-from trimtab_operator.incidents import Latch, Measurement, Plan, SkipRange, Wishes, WithheldStep
+from trimtab_operator.incidents import Latch, Measurement, Plan, SkipRange, Vitals, Wishes, WithheldStep
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.judge import Judge
 from trimtab_operator.observation import Acks, Limits, Observation
+from trimtab_operator.observer import _probation  # pyright: ignore[reportPrivateUsage]
 from trimtab_operator.remediation import advance
 from trimtab_operator.run_state import AcceptedGuard, AutomationHold, JournalAction, RunPhase, RunState
 from trimtab_policies.absence import AbsenceWatch
 
-JUDGEMENT = ("firing", "green_step", "notes", "withheld")
+JUDGEMENT = ("firing", "green_step", "notes", "probation", "withheld")
 """What an Observation has from the records and the policies alone."""
 ELSEWHERE = ("acks", "job", "judged_step", "now", *JUDGEMENT)
 """What it has from other lines than `seen`."""
 
-_WORDS = frozenset({"message", "why", "missing"})
+_WORDS = frozenset({"doubts", "message", "missing", "why"})
 _NOT_DECIDED = frozenset({"seq", "prev", "time", "actor"})
 _GIVEN = {
     JournalAction.TAKEOVER: "an operator takes the run over when it gets the Lease",
@@ -272,7 +273,9 @@ class _Again:
 
     def _compare_judgement(self, recorded: Observation) -> None:
         names = ("judged_step", *JUDGEMENT)
-        before, found = ({name: getattr(one, name) for name in names} for one in (recorded, self._judge))
+        before = {name: getattr(recorded, name) for name in names}
+        found = {name: getattr(self._judge, name) for name in names if name != "probation"}
+        found["probation"] = _probation(self._state, self._judge, self._heard)
         recorded_leaves, found_leaves = (dict(_leaves({"judgement": plain(one)})) for one in (before, found))
         known, self._known = self._known, {}
         for name, one, other in self._unequal(recorded_leaves, found_leaves):
@@ -343,6 +346,7 @@ _READ: Mapping[str, type[msgspec.Struct]] = {
     "restored": Measurement,
     "skip": SkipRange,
     "suspect": Measurement,
+    "vitals": Vitals,
     "wishes": Wishes,
     "withheld": WithheldStep,
 }
