@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from object_store_fixture import ADMIN, ObjectStoreServer
 from rollback_trail import INCIDENT, TrailOptions, audit_objects, rewritten, rollback_trail
 from trimtab_cli.__main__ import app
@@ -171,6 +173,17 @@ def test_what_is_wrong_with_the_trail_stands_first_and_the_answer_is_no(reviewer
     classes = [attributes.get("class") for tag, attributes in page.elements if tag in {"section", "header"}]
     assert classes[0] == "alarm"
     assert page.text.index("not verified") < page.text.index("Incident demo-a1-s321 of run")
+
+
+def test_a_key_that_is_given_must_have_signed_the_anchor(reviewer: Reviewer, tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate().public_key()
+    path = tmp_path / "anchors.pem"
+    path.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    assert reviewer.report(INCIDENT, "--public-key", str(path)).exit_code == 1
+    text = reviewer.page().text
+    assert "there is no JournalAnchor whose signature could be checked" in text
+    assert "nothing outside the bucket vouches for the end" in text
+    assert "the bucket keeps no versions" in text
 
 
 def test_without_an_archive_the_page_says_so_and_tells_the_rest(reviewer: Reviewer) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
-from trimtab_contract.directives import Directive
+from trimtab_contract.directives import Directive, Reason
 from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.incidents import Candidate, Latch, Measurement, Plan, SkipRange, Vitals, Wishes, WithheldStep
 from trimtab_operator.run_state import AutomationHold, JournalAction, RequestAction, RequestState
@@ -137,6 +137,14 @@ def _instructed(chapters: Chapters, record: JournalRecord) -> Chapters:
     return _with_plan(chapters, learning_rate=directive.lr, resumed_at=record.time, attempt=directive.attempt)
 
 
+def _refused(chapters: Chapters, record: JournalRecord) -> Chapters:
+    """A trainer that does not skip the plan's windows; where people asked for some, too, theirs may be meant."""
+    asked = any(one.action == RequestAction.SKIP and _accepted(one) for one in chapters.requests)
+    if asked or (record.reason or {}).get("reason") != Reason.RANGE_ALREADY_TRAINED:
+        return chapters
+    return _with_plan(chapters, skip=None, failed=f"its skip was refused: {_told(record)}")
+
+
 def _requested(chapters: Chapters, record: JournalRecord) -> Chapters:
     """A request and its answer; an accepted one may open the incident, answer a plan or end a wait."""
     after, reason = record.after or {}, record.reason or {}
@@ -213,6 +221,7 @@ _READ: Mapping[str, Callable[[Chapters, JournalRecord], Chapters]] = {
     JournalAction.EXTENT_FOUND: _extent,
     JournalAction.DIRECTIVE: _instructed,
     JournalAction.START_WORLD: _instructed,
+    JournalAction.DIRECTIVE_REFUSED: _refused,
     JournalAction.RUN_REQUESTED: _requested,
     JournalAction.AUTOMATION_HELD: _waits,
     JournalAction.AUTOMATION_RELEASED: _released,

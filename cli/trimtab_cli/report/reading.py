@@ -116,7 +116,9 @@ def _policies(sources: Sources, story: Story) -> tuple[Mapping[str, AcceptedPoli
             continue
         tried.add(identity.hash)
         try:
-            texts[identity.hash] = read_policy(sources.evidence(policy_text(identity.hash)), identity)
+            policy = read_policy(sources.evidence(policy_text(identity.hash)), identity)
+            # Under the hash it had: this version may fill in other defaults than the one that accepted it.
+            texts[identity.hash] = replace(policy, hash=identity.hash)
         except CliError as error:
             notes.append(
                 f"No baseline and no threshold is drawn for {identity.name} generation {identity.generation}: {error}"
@@ -151,9 +153,10 @@ def _disagreement(collector: Collector, latch: Latch) -> list[str]:
         ("threshold", latch.threshold, verdict.threshold),
     )
     return [
-        f"Judged again, the record of step {latch.fired_step} gives the {what} {again:.6g}; the journal says {journal}."
+        f"Judged again, the record of step {latch.fired_step} gives "
+        f"{f'no {what}' if again is None else f'the {what} {again:.6g}'}; the journal says {journal}."
         for what, journal, again in compared
-        if again is not None and (said := number(journal)) is not None and not _same(said, again)
+        if (said := number(journal)) is not None and (again is None or not _same(said, again))
     ]
 
 
