@@ -1,17 +1,18 @@
 """One operator process over a run in memory, in the order of the reconciler: settle, observe, advance, journal, act.
 
-It can be killed before and after every append and every effect, or lose the reply of an append.
+It can be killed before and after every append and every effect, lose their replies, or be told that they failed.
 """
 
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from played_trainer import RUN, Scenario
-from scripted_world import Killed, ScriptedRun
+from scripted_world import Killed, ScriptedRun, rebound
 from trimtab_contract.directives import Directive, decode
 from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.commands import Append, Command, Draft
-from trimtab_operator.errors import Conflict, StoreUnavailable
+from trimtab_operator.errors import Fenced, JournalBroken, OperatorError
 from trimtab_operator.journal import Identity, RunJournal
 from trimtab_operator.observation import Acks, Observation
 from trimtab_operator.remediation import advance
@@ -40,11 +41,15 @@ class ScriptedOperator:
         identity = Identity(service_account="operator", pod="p", pod_uid="u", image="i")
         self.journal = RunJournal(run.store, RUN, identity, now=run.clock)
         self.opened = False
-        self._acks = Acks()
-        self._read = 0
+        self.acks = Acks()
+        self.read = 0
+
+    def fork(self, run: ScriptedRun) -> "ScriptedOperator":
+        """The same process beside a fork of its run."""
+        return rebound(self, run=run, journal=rebound(self.journal, _store=run.store, _now=run.clock))
 
     def turn(self) -> None:
-        """Do all that can be done now; a temporary failure ends the turn, the next one goes on."""
+        """Do all that can be done now; a failure ends the turn, the next one goes on, as the supervisor has it."""
         try:
             if not self.opened:
                 now(self.journal.take_over(0))
@@ -52,7 +57,9 @@ class ScriptedOperator:
             self._keep_directive()
             self.settle()
             self._drive()
-        except (Conflict, StoreUnavailable):
+        except (Fenced, JournalBroken):
+            raise
+        except OperatorError:
             return
 
     def _keep_directive(self) -> None:
@@ -66,10 +73,10 @@ class ScriptedOperator:
     def _drive(self) -> None:
         command, pods = None, self.run.pods(self.journal.state)
         for _ in range(COMMANDS_PER_TURN):
-            for ack in self.run.acks[self._read :]:
-                self._read += 1
-                self._acks = self._acks.hear(f"{self._read}-0", ack, self.journal.state)
-            command = self.decide(self.journal.state, self.run.observe(self.journal.state, self._acks, pods))
+            for ack in self.run.acks[self.read :]:
+                self.read += 1
+                self.acks = self.acks.hear(f"{self.read}-0", ack, self.journal.state)
+            command = self.decide(self.journal.state, self.run.observe(self.journal.state, self.acks, pods))
             if command is None:
                 return
             if isinstance(command, Append):
@@ -112,6 +119,53 @@ class ScriptedOperator:
         )
 
 
+@dataclass
+class Playing:
+    """A run that is being played: its outside, the operator that leads it, and for how long nothing has changed."""
+
+    run: ScriptedRun
+    process: ScriptedOperator
+    start: Callable[[ScriptedRun], ScriptedOperator]
+    on_tick: Callable[[ScriptedRun], None] | None = None
+    at_least: int = 0
+    ticks: int = 600
+    quiet: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the run rests for good: ended with its pods, or nothing has changed for a while."""
+        state = self.process.journal.state
+        ended = state.ended and state.pending is None and not self.run.living and self.run.ticks > 0
+        return ended or self.quiet >= 12 or self.run.ticks >= self.ticks
+
+    def fork(self) -> "Playing":
+        """The same run, to be continued in another way."""
+        run = self.run.fork()
+        return replace(self, run=run, process=self.process.fork(run))
+
+    def step(self) -> None:
+        """One turn of the operator, and time passes; one that dies or is fenced is followed by another."""
+        run = self.run
+        before = _size(run)
+        try:
+            self.process.turn()
+        except (Killed, Fenced):
+            self.process = self.start(run)
+            for _ in range(run.scenario.downtime):
+                self._pass()
+        self._pass()
+        self.quiet = self.quiet + 1 if run.ticks > self.at_least and before == _size(run) else 0
+
+    def _pass(self) -> None:
+        self.run.tick()
+        if self.on_tick is not None:
+            self.on_tick(self.run)
+
+
+def _size(run: ScriptedRun) -> tuple[int, ...]:
+    return (len(run.store.bodies), len(run.records), len(run.acks))
+
+
 def play(
     scenario: Scenario,
     *,
@@ -123,33 +177,12 @@ def play(
     at_least: int = 0,
     ticks: int = 600,
 ) -> ScriptedRun:
-    """Play a run until it rests for good: ended with its pods, or nothing changed for a while after `at_least`."""
+    """Play a run until it rests for good, but for `at_least` ticks."""
     run = world(scenario)
     run.kills = frozenset(kills)
     if on_record is not None:
         run.on_record = lambda record: on_record(run, record)
-    process = operator(run)
-    quiet = 0
-    while run.ticks < ticks and quiet < 12:
-        before = (len(run.store.bodies), len(run.records), len(run.acks))
-        try:
-            process.turn()
-        except Killed:
-            process = operator(run)
-            for _ in range(scenario.downtime):
-                _pass(run, on_tick)
-        _pass(run, on_tick)
-        quiet = (
-            quiet + 1
-            if run.ticks > at_least and before == (len(run.store.bodies), len(run.records), len(run.acks))
-            else 0
-        )
-        if process.journal.state.ended and process.journal.state.pending is None and not run.living:
-            break
+    playing = Playing(run, operator(run), operator, on_tick, at_least, ticks)
+    while not playing.over:
+        playing.step()
     return run
-
-
-def _pass(run: ScriptedRun, on_tick: Callable[[ScriptedRun], None] | None) -> None:
-    run.tick()
-    if on_tick is not None:
-        on_tick(run)

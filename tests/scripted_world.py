@@ -5,6 +5,7 @@ records, checkpoints) and checks, at every act, what must never happen.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -22,12 +23,20 @@ from trimtab_contract.directives import (
     encode,
 )
 from trimtab_contract.evidence import ProbeEvidence
-from trimtab_contract.journal import JournalRecord, Phase, effective, parse_record
+from trimtab_contract.journal import JournalRecord, Phase, parse_record, record_hash
 from trimtab_contract.keys import RunId
 from trimtab_operator.adapters.ports import Appended
-from trimtab_operator.errors import StoreUnavailable
+from trimtab_operator.errors import (
+    BusUnavailable,
+    ClusterUnavailable,
+    Conflict,
+    Fenced,
+    OperatorError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, Vitals, WithheldStep
-from trimtab_operator.journal_fold import fold_all
+from trimtab_operator.journal_fold import fold
 from trimtab_operator.observation import (
     Acks,
     CheckpointClaim,
@@ -60,11 +69,21 @@ DIAGNOSIS_TICKS = 5
 FINAL_CHECK_TICKS = 4
 """How long a finished run waits for its last checkpoint to be read back."""
 
+_CONTAINERS = frozenset({list, dict, set})
+
 _T = TypeVar("_T")
 
 
 class Killed(BaseException):
     """The operator process is gone, with everything it knew."""
+
+
+def rebound(one: _T, **attributes: Any) -> _T:
+    """A copy with other attributes; what it holds in lists, dicts and sets is its own, all else is shared."""
+    other = copy(one)
+    own: dict[str, Any] = {name: copy(value) for name, value in vars(one).items() if type(value) in _CONTAINERS}
+    vars(other).update(own | attributes)
+    return other
 
 
 class MemoryJournal:
@@ -85,10 +104,10 @@ class MemoryJournal:
             if seq in self.bodies:
                 return Appended.SAME if self.bodies[seq] == body else Appended.OTHER
             self.bodies[seq] = body
-            self._run.written(parse_record(body))
+            self._run.written(parse_record(body), record_hash(body))
             return Appended.WON
 
-        return self._run.operation(write, may_lose_reply=True)
+        return self._run.operation(write, away=StoreUnavailable, denied=StoreRefused)
 
     async def put_object(self, key: str, body: bytes) -> str:
         raise AssertionError("unused")
@@ -135,21 +154,43 @@ class ScriptedRun:
         self.requests: list[Request] = []
         self.stronger: Latch | None = None
         """What a stronger rule finds, when a test says so."""
+        self.state = RunState()
+        """The fold of the journal as a reader sees it."""
+        self.intended: set[bytes] = set()
+        """The directives that the journal holds."""
         self._judged: dict[tuple[int, frozenset[int]], tuple[int, tuple[int, ...], Latch | None]] = {}
 
     # What may interrupt an operator ---------------------------------------------------------------------------------
 
-    def operation(self, act: Callable[[], _T], *, may_lose_reply: bool = False) -> _T:
-        """One append or one write of an effect; the process may die around it, or not hear of its success."""
+    def fork(self) -> "ScriptedRun":
+        """The same run, to be continued in another way."""
+        run = rebound(self)
+        run.store = rebound(self.store, _run=run)
+        run.worlds = {
+            number: rebound(world, run=run, inbox=copy(world.inbox), tried=set(world.tried))
+            for number, world in self.worlds.items()
+        }
+        return run
+
+    def operation(self, act: Callable[[], _T], *, away: type[OperatorError], denied: type[OperatorError]) -> _T:
+        """One append or one write of an effect, and the ways in which it can go wrong.
+
+        before, after: the process dies around it. lost: it is done, and no reply comes. undone: it is not done, and
+        that is what the reply says. denied: it is done, and the reply says that it was refused.
+        """
         number = self.operations
         self.operations += 1
         if (number, "before") in self.kills:
             raise Killed
+        if (number, "undone") in self.kills:
+            raise away("it was not done")
         result = act()
         if (number, "after") in self.kills:
             raise Killed
-        if may_lose_reply and (number, "lost") in self.kills:
-            raise StoreUnavailable("the reply was lost")
+        if (number, "lost") in self.kills:
+            raise away("the reply was lost")
+        if (number, "denied") in self.kills:
+            raise denied("it was refused")
         return result
 
     def clock(self) -> str:
@@ -160,16 +201,13 @@ class ScriptedRun:
 
     def publish(self, directive: Directive) -> None:
         def write() -> None:
-            announced = [
-                (one.after or {}).get("directive") for one in self.announced if (one.after or {}).get("directive")
-            ]
             wire = encode(directive)
-            if not any(encode(directive_of(one)) == wire for one in announced):
+            if wire not in self.intended:
                 self.violations.append(f"directive {directive.order} was published without an earlier intent")
             if self.bus is None or decode(Directive, self.bus).order < directive.order:
                 self.bus = wire
 
-        self.operation(write)
+        self.operation(write, away=BusUnavailable, denied=Fenced)
 
     def create_job(self, world: int, attempt: int) -> None:
         def write() -> None:
@@ -184,13 +222,13 @@ class ScriptedRun:
                 self.violations.append(f"world {world} was created while another one lives")
             self.worlds[world] = PlayedWorld(self, world, attempt, Inbox(world))
 
-        self.operation(write)
+        self.operation(write, away=ClusterUnavailable, denied=Conflict)
 
     def end_pods(self, world: int) -> None:
         def write() -> None:
             self.worlds[world].told = True
 
-        self.operation(write)
+        self.operation(write, away=ClusterUnavailable, denied=Conflict)
 
     # What the trainer does --------------------------------------------------------------------------------------------
 
@@ -255,8 +293,13 @@ class ScriptedRun:
 
     # What is seen ----------------------------------------------------------------------------------------------------
 
-    def written(self, record: JournalRecord) -> None:
+    def written(self, record: JournalRecord, head: str) -> None:
+        """A record is in the journal."""
         self.announced.append(record)
+        stale = record.actor.epoch < self.state.epoch
+        self.state = replace(self.state, seq=record.seq, head=head) if stale else fold(self.state, record, head)
+        if (wire := (record.after or {}).get("directive")) is not None:
+            self.intended.add(encode(directive_of(wire)))
         if record.action == JournalAction.INCIDENT_OPENED and self.opened_at is None:
             self.opened_at = self.operations - 1
         answers = self.scenario.answers[len(self.requests) :]
@@ -273,11 +316,6 @@ class ScriptedRun:
             changes.setdefault("plan_hash", incident.plan.hash)
         asked: dict[str, Any] = {"uid": uid, "name": uid, "by": "ada", "reason": "seen and understood", **changes}
         self.requests.append(Request(action=RequestAction(action), **asked))
-
-    @property
-    def state(self) -> RunState:
-        """The fold of the journal as a reader sees it."""
-        return fold_all(effective(self.announced))
 
     @property
     def world(self) -> PlayedWorld:

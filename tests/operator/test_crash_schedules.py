@@ -1,26 +1,27 @@
-"""kill -9 of the operator around every append and every effect, alone and in all pairs: the same story every time.
+"""The operator interrupted around every append and every effect, once and in all pairs: the same story every time.
 
-A schedule is a set of points, numbered over the whole run, at which the operator dies (before or after an append or
-a write of an effect) or does not hear that an append succeeded. A new operator takes over with a higher epoch and
-continues from the journal. Whatever the schedule, the incident has the same sequence of (action, phase, command
-index), the same rule, first bad step, targets and skip range, and no invariant is ever broken.
+An act is interrupted in one of the ways of `ScriptedRun.operation`: the operator dies before or after it, the reply is
+lost, or it is reported as failed, done or not done. A new operator takes over with a higher epoch and continues from
+the journal. Whatever the schedule, the incident has the same sequence of (action, phase, command index), the same rule,
+first bad step, targets and skip range, and no invariant is ever broken.
 """
 
-from collections.abc import Iterator
+import random
 from dataclasses import replace
-from itertools import combinations
 
 import msgspec
 import pytest
 from played_trainer import Scenario
 from run_checks import check, decisions, story, surviving_windows
+from schedule_search import Search, Violation
 from scripted_operator import ScriptedOperator, play
-from scripted_world import Killed, ScriptedRun
+from scripted_world import ScriptedRun
 from trimtab_contract.directives import Directive, Reason
-from trimtab_operator.commands import Append
-from trimtab_operator.errors import Conflict, StoreUnavailable
+from trimtab_operator.commands import Append, Command
+from trimtab_operator.errors import OperatorError
 from trimtab_operator.incidents import Vitals, Wishes
-from trimtab_operator.run_state import PendingEffect, RunPhase
+from trimtab_operator.observation import Observation
+from trimtab_operator.run_state import CheckpointState, PendingEffect, RunPhase, RunState
 
 DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)))
 HEALTHY = Scenario(steps=20)
@@ -35,6 +36,7 @@ SCENARIOS = {
     "relapse": Scenario(steps=27, latent=(8, 18), margin=3),
     "diagnosis-late": replace(DAMAGED, diagnosis="Late"),
     "diagnosis-unusable": replace(DAMAGED, diagnosis="Unusable"),
+    "nonfinite": Scenario(steps=27, nonfinite=frozenset({(1, 18)})),
     "glitch": Scenario(steps=30, glitches=frozenset({(1, 18)})),
     "no-progress": Scenario(steps=12, diverges=8, margin=1, max_rollbacks=100),
     "lower-rate": Scenario(steps=24, diverges=14, margin=2, rate=(0.1, 100)),
@@ -67,7 +69,21 @@ SCENARIOS = {
     "rejected": replace(DAMAGED, approval=99, answers=(("TargetSelected", "Reject"), ("NeedsHuman", "Stop"))),
     "not-approved": replace(DAMAGED, approval=5),
 }
-DIES = ("before", "after")
+WAYS = ("before", "after", "lost", "denied", "undone")
+PAIRED_WAYS = ("before", "after", "lost", "denied")
+PAIRED = (
+    "damaged",
+    "transient",
+    "nonfinite",
+    "target-fails",
+    "paused-resumed",
+    "human-resumes",
+    "held-rolled-back",
+    "rolled-back",
+    "skipped",
+    "approved",
+    "rejected",
+)
 
 
 def same(disturbed: ScriptedRun, undisturbed: ScriptedRun) -> None:
@@ -87,31 +103,41 @@ def answers(run: ScriptedRun) -> list[tuple[str, ...]]:
     return [(one.uid, one.action, one.state) for one in run.state.requests]
 
 
-def singles(run: ScriptedRun) -> Iterator[tuple[int, str]]:
-    """Every point of a run, in every way; dying before the first act is the one that follows no other."""
-    yield 0, "before"
-    for number in range(run.operations):
-        for way in ("after", "lost"):
-            yield number, way
+def search(scenario: Scenario, ways: tuple[str, ...], operator: type[ScriptedOperator] = ScriptedOperator) -> Search:
+    undisturbed = play(scenario)
+    check(undisturbed)
+    return Search(scenario, ways, lambda run: same(run, undisturbed), operator)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_one_kill_or_lost_reply_anywhere_changes_nothing(name: str) -> None:
-    undisturbed = play(SCENARIOS[name])
-    check(undisturbed)
-    schedules = list(singles(undisturbed))
-    for schedule in schedules:
-        same(play(SCENARIOS[name], kills=[schedule]), undisturbed)
-    print(f"{name}: {len(schedules)} schedules of one interruption")
+def test_one_interruption_anywhere_changes_nothing(name: str) -> None:
+    found = search(SCENARIOS[name], WAYS)
+    print(f"{name}: {found.schedules(1)[1]} schedules of one interruption, {found.ends} ends of their own")
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_two_interruptions_anywhere_change_nothing(name: str) -> None:
+    found = search(SCENARIOS[name], PAIRED_WAYS)
+    print(f"{name}: {found.schedules(2)[2]} schedules of two interruptions, {found.ends} ends of their own")
 
 
 @pytest.mark.parametrize("downtime", [3, 25])
 def test_an_operator_that_stays_away_for_a_while_comes_to_the_same_decisions(downtime: int) -> None:
-    undisturbed = play(DAMAGED)
-    schedules = [(number, "after") for number in range(undisturbed.operations)]
-    for schedule in schedules:
-        same(play(replace(DAMAGED, downtime=downtime), kills=[schedule]), undisturbed)
-    print(f"away for {downtime} ticks: {len(schedules)} schedules")
+    found = search(replace(DAMAGED, downtime=downtime), ("after",))
+    print(f"away for {downtime} ticks: {found.schedules(1)[1]} schedules")
+
+
+def test_runs_known_from_where_they_stand_end_as_those_that_are_played_to_the_end() -> None:
+    """The search takes for known what stands where a run stood; a sample of its schedules, drawn anew, is played."""
+    seed = 20261129
+    chance = random.Random(seed)
+    for name in PAIRED:
+        undisturbed = play(SCENARIOS[name])
+        for _ in range(3):
+            first, second = sorted(chance.sample(range(undisturbed.operations + 2), 2))
+            kills = [(first, chance.choice(PAIRED_WAYS)), (second, chance.choice(PAIRED_WAYS))]
+            same(play(SCENARIOS[name], kills=kills), undisturbed)
+    print(f"{3 * len(PAIRED)} schedules of two interruptions, drawn with seed {seed}")
 
 
 @pytest.mark.parametrize("name", ["damaged", "target-fails", "control-bad"])
@@ -140,32 +166,6 @@ def _essence(run: ScriptedRun) -> list[tuple[object, ...]]:
         (one.latch.rule, one.latch.first_bad_step, [plan.target.step for plan in one.plans], one.extent, one.outcome)
         for one in run.state.closed
     ]
-
-
-def test_two_kills_anywhere_in_an_incident_change_nothing() -> None:
-    """All pairs: dying after one act and before the next are the same, but for the two writes that start a world."""
-    undisturbed = play(DAMAGED)
-    assert undisturbed.opened_at is not None
-    # The takeover of the second operator adds an append and the directive it publishes again.
-    points = range(undisturbed.opened_at, undisturbed.operations + 2)
-    schedules = list(combinations([(number, "after") for number in points], 2))
-    for schedule in schedules:
-        same(play(DAMAGED, kills=schedule), undisturbed)
-    print(f"{len(schedules)} schedules of two kills")
-
-
-def test_a_lost_reply_followed_by_a_kill_changes_nothing() -> None:
-    undisturbed = play(DAMAGED)
-    assert undisturbed.opened_at is not None
-    schedules = [
-        ((number, "lost"), (number + 1 + distance, way))
-        for number in range(undisturbed.opened_at, undisturbed.operations)
-        for distance in range(2)
-        for way in DIES
-    ]
-    for schedule in schedules:
-        same(play(DAMAGED, kills=schedule), undisturbed)
-    print(f"{len(schedules)} schedules of a lost reply and a kill")
 
 
 def test_three_operators_that_die_at_once_change_nothing() -> None:
@@ -209,17 +209,46 @@ class SettlesAfterDeciding(ScriptedOperator):
         super().append(command)
 
 
-def caught(operator: type[ScriptedOperator], ways: tuple[str, ...] = (*DIES, "lost")) -> bool:
-    undisturbed = play(DAMAGED)
-    for number in range(undisturbed.operations):
-        for way in ways:
-            try:
-                same(play(DAMAGED, kills=[(number, way)], operator=operator), undisturbed)
-            except (AssertionError, Conflict, StoreUnavailable, Killed):
-                return True
-    return False
+class ReportsDoneWhatFailed(ScriptedOperator):
+    """Takes an effect that failed for one that was done."""
+
+    def perform(self, effect: PendingEffect) -> None:
+        try:
+            super().perform(effect)
+        except OperatorError:
+            return
 
 
-@pytest.mark.parametrize("operator", [ActsBeforeItsIntent, ForgetsTheSkipOnRetry, SettlesAfterDeciding])
-def test_an_operator_that_is_wrong_in_one_way_is_caught(operator: type[ScriptedOperator]) -> None:
-    assert caught(operator)
+class TrustsABadTarget(ScriptedOperator):
+    """Forgets that a target was quarantined because its control was bad."""
+
+    def decide(self, state: RunState, observation: Observation) -> Command | None:
+        if state.phase is RunPhase.SELECTING and state.incident is not None:
+            tried = {plan.target.key for plan in state.incident.plans}
+            trusted = (
+                msgspec.structs.replace(one, state=CheckpointState.VERIFIED) if one.reference.key in tried else one
+                for one in state.checkpoints
+            )
+            state = replace(state, checkpoints=tuple(trusted))
+        return super().decide(state, observation)
+
+
+@pytest.mark.parametrize(
+    ("operator", "scenario"),
+    [
+        (ActsBeforeItsIntent, DAMAGED),
+        (ForgetsTheSkipOnRetry, DAMAGED),
+        (SettlesAfterDeciding, DAMAGED),
+        (ReportsDoneWhatFailed, DAMAGED),
+    ],
+)
+def test_an_operator_that_is_wrong_in_one_way_is_caught(operator: type[ScriptedOperator], scenario: Scenario) -> None:
+    with pytest.raises(Violation):
+        search(scenario, WAYS, operator).schedules(1)
+
+
+def test_an_operator_that_trusts_a_bad_target_is_caught() -> None:
+    scenario = SCENARIOS["control-bad"]
+    run = play(scenario, operator=TrustsABadTarget)
+    with pytest.raises(AssertionError, match="which nobody trusts"):
+        check(run)

@@ -1,0 +1,149 @@
+"""What the rest of a scripted run depends on, and what its past will be judged by: two runs with it go on alike.
+
+An interruption leaves traces that nothing decides by: epochs, sequence numbers, hashes, times, and words said twice.
+They are left out, so that a run which has come back to the undisturbed one is known to have.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from played_trainer import PlayedWorld
+from scripted_operator import Playing
+from scripted_world import DIAGNOSIS_TICKS, FINAL_CHECK_TICKS, ScriptedRun, directive_of
+from trimtab_contract.directives import Ack, AckState, Directive, decode
+from trimtab_operator.observation import Acks
+from trimtab_operator.run_state import CheckpointState, RunState
+
+Standing = tuple[Any, ...]
+
+_ORDER = re.compile(rb'"epoch":(\d+),"seq":(\d+)|"order":\[(\d+),(\d+)\]')
+_TRACES = re.compile(
+    rb'"20\d\d-[^"]*"|"(?:seq|opened_seq)":\d+|"(?:head|prev)":"[0-9a-f]*"'
+    rb'|"(?:progress|time|epoch|issued_at)":[\d.]+|"cursor":"[\d-]+"|up to step \d+'
+)
+_CHECKPOINT_STATES = {state.value for state in CheckpointState}
+_ORDINAL = tuple[int, int]
+
+
+@dataclass
+class Past:
+    """The past of a run as later records and the final check look at it, kept up as the run goes on."""
+
+    records: int = 0
+    acks: int = 0
+    trained: int = 0
+    digest: int = 0
+    sayings: int = 0
+    orders: dict[_ORDINAL, int] | None = None
+    """Which saying a directive is: one that only affirms another one under a new epoch is the same."""
+    last: Directive | None = None
+    said: Standing = ()
+    texts: tuple[object, bytes, object, bytes] = (None, b"", None, b"")
+    """The fold and the acknowledgements that were last written out, and how."""
+
+    def catch_up(self, run: ScriptedRun) -> None:
+        """Take in what has happened since."""
+        orders = self.orders = dict(self.orders or {})
+        digest = self.digest
+        for record in run.announced[self.records :]:
+            if (wire := (record.after or {}).get("directive")) is not None:
+                directive = directive_of(wire)
+                if self.last is None or not directive.reaffirms(self.last):
+                    self.sayings += 1
+                    self.last = directive
+                    digest = hash((digest, directive.action, directive.attempt, directive.skip))
+                orders[directive.order] = self.sayings
+            if record.phase is not None or (record.incident and record.action not in _CHECKPOINT_STATES):
+                digest = hash((digest, record.action, record.phase, record.id if record.phase else ""))
+        for attempt, step, window in run.trained[self.trained :]:
+            digest = hash((digest, attempt, step, window, run.records[attempt, step]))
+        for ack in run.acks[self.acks :]:
+            said = self._said(ack, orders)
+            if said != self.said:
+                digest = hash((digest, said))
+            if ack.state is not AckState.SAVED:
+                self.said = said
+        self.digest = digest
+        self.records, self.acks, self.trained = len(run.announced), len(run.acks), len(run.trained)
+
+    def saying(self, order: _ORDINAL | None) -> int:
+        """The number of the directive with that order, 0 for none."""
+        return (self.orders or {}).get(order, 0) if order is not None else 0
+
+    @staticmethod
+    def _said(ack: Ack, orders: dict[_ORDINAL, int]) -> Standing:
+        step = ack.step if ack.state is not AckState.RUNNING else None
+        place = (ack.world, ack.attempt, step, ack.state, orders.get((ack.epoch, ack.seq)))
+        return (*place, ack.detail, ack.reason, ack.checkpoint, ack.by, ack.replicas, ack.nonfinite)
+
+
+def standing(playing: Playing, past: Past) -> Standing:
+    """See above; `past` is brought up to now."""
+    run, process = playing.run, playing.process
+    past.catch_up(run)
+    journal = process.journal
+    unsettled: tuple[int, bytes] | None = vars(journal)["_unsettled"]
+    state, bus = run.state, decode(Directive, run.bus) if run.bus is not None else None
+    return (
+        past.digest,
+        len(run.violations),
+        len(run.refusals),
+        *_texts(state, process.acks, past),
+        _seconds_left(state, run),
+        (process.opened, journal.epoch == state.epoch, state.seq - journal.state.seq, process.read - len(run.acks)),
+        None if unsettled is None else (unsettled[0] in run.store.bodies, _traceless(unsettled[1], past)),
+        bus and (past.saying(bus.order), state.directive is not None and bus.order == state.directive.order),
+        tuple(_world(world, bus, past) for world in run.worlds.values()),
+        tuple(run.saved),
+        tuple((key, min(run.ticks - began, DIAGNOSIS_TICKS)) for key, (began, _) in run.suspects.items()),
+        min(run.ticks - process.acks.finished.time, FINAL_CHECK_TICKS) if process.acks.finished else None,
+        tuple((one.uid, one.action, one.plan_hash) for one in run.requests),
+        (run.generation, run.policy_generation, run.suspend, playing.quiet),
+    )
+
+
+def _texts(state: RunState, acks: Acks, past: Past) -> tuple[bytes, bytes]:
+    """The fold, and what was heard; whom people are told of later decides nothing."""
+    known, told, heard, said = past.texts
+    if known is not state:
+        told = _plain(replace(state, owed=(), failures=(), epoch=0, seq=0, head=""), past)
+    if heard is not acks or known is not state:
+        said = _plain(acks, past)
+    past.texts = (state, told, acks, said)
+    return told, said
+
+
+def _seconds_left(state: RunState, run: ScriptedRun) -> float | None:
+    if state.incident is None or not state.incident.deadline:
+        return None
+    return (datetime.fromisoformat(state.incident.deadline) - datetime.fromisoformat(run.clock())).total_seconds()
+
+
+def _plain(value: object, past: Past) -> bytes:
+    return _traceless(msgspec.json.encode(value), past)
+
+
+def _traceless(text: bytes, past: Past) -> bytes:
+    def saying(found: re.Match[bytes]) -> bytes:
+        epoch, seq = (found[1], found[2]) if found[1] is not None else (found[3], found[4])
+        return b"#%d" % past.saying((int(epoch), int(seq)))
+
+    return _TRACES.sub(b"", _ORDER.sub(saying, text))
+
+
+def _world(world: PlayedWorld, bus: Directive | None, past: Past) -> Standing:
+    letter, directive = world.inbox.letter, world.directive
+    ordered = (
+        past.saying(letter.order),
+        letter.count > world.seen,
+        past.saying(directive.order) if directive else None,
+        directive is not None and bus is not None and directive.order == bus.order,
+        world.inbox.superseded,
+    )
+    where = (world.number, world.attempt, world.step, world.ledger.ranges, world.restored, tuple(sorted(world.tried)))
+    marks = (world.ready, world.training, world.self_held, world.spoiled, world.differs, world.unread, world.failure)
+    end = (world.alive, world.hung, world.stalled, world.told, world.ending, world.evicted, repr(world.message))
+    return (*ordered, *where, *marks, world.said[0], *end)
