@@ -127,7 +127,10 @@ def segment_steps(key: str) -> tuple[int, int]:
 
 
 MAX_SEGMENT_STEPS = 10_000
-"""No segment of a batch log has more steps unless its store was away for so long; a power of ten, so that a prefix of its key tells where it begins."""
+"""No segment of a batch log has more steps unless its store was away for so long.
+
+A power of ten, so that a prefix of its key tells where it begins.
+"""
 
 
 def batches_prefix(root: str, run: RunId) -> str:

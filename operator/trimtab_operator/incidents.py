@@ -66,6 +66,8 @@ class RemediationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`until_step` counts from the restored step here; the directive carries the absolute step."""
     approval_seconds: int | None = None
     """How long a plan waits for the approval it needs; None where it needs none."""
+    min_throughput: float = 0.6
+    """The least share of the median throughput before the incident: machines vary, half the speed does not pass."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +194,9 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     def change_nothing(self) -> bool:
         """Whether they say neither what shall change nor that nothing shall."""
         return self.skip is None and self.learning_rate is None and not self.unchanged
+
+
+NO_WISHES = Wishes()
 
 
 class SkipRange(msgspec.Struct, frozen=True, kw_only=True):

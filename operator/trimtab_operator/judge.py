@@ -278,7 +278,7 @@ def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: 
 
 def remediation_settings(remediation: Remediation) -> RemediationSettings:
     """A policy's remediation in the engine's units."""
-    rate = remediation.learning_rate
+    rate, throughput = remediation.learning_rate, remediation.min_throughput
     return RemediationSettings(
         margin=remediation.margin,
         before=remediation.skip_batches.before,
@@ -288,11 +288,12 @@ def remediation_settings(remediation: Remediation) -> RemediationSettings:
         margin_factor=remediation.escalate.margin_factor,
         learning_rate=LearningRateOverride(scale=rate.scale, until_step=rate.for_steps) if rate else None,
         approval_seconds=remediation.approval_seconds,
+        **({"min_throughput": throughput} if throughput is not None else {}),
     )
 
 
 def _approval(verdict: Verdict, mode: Mode) -> int | None:
-    """How long the policy of a firing rule lets a plan wait for its approval; None where it asks for none, or may not."""
+    """How long the policy of a firing rule lets a plan wait for its approval; None where it asks for none."""
     enforced = mode is Mode.ENFORCE and verdict.policy.mode is Mode.ENFORCE
     return verdict.policy.spec.remediation.approval_seconds if enforced else None
 

@@ -8,7 +8,7 @@ from trimtab_contract.directives import Ack, AckState, CheckpointReference, Term
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
 
-from trimtab_operator.incidents import Latch, RemediationSettings, Vitals, Wishes, WithheldStep
+from trimtab_operator.incidents import NO_WISHES, Latch, RemediationSettings, Vitals, Wishes, WithheldStep
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard, AutomationHold, RequestAction, RunState
 
@@ -204,7 +204,7 @@ class Request:
     by: str
     reason: str
     outlived: bool = False
-    wishes: Wishes = Wishes()
+    wishes: Wishes = NO_WISHES
     plan_hash: str = ""
 
 

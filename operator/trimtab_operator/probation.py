@@ -26,8 +26,6 @@ of a recovered run differs from that of a damaged one. There is no lower bound: 
 """
 CLIP_STANDARD_ERRORS, CLIP_TOLERANCE = 3.0, 0.1
 """By how much the rate of clipped gradients may rise: so many standard errors of the difference, and this much."""
-SLOWEST = 0.6
-"""The least share of the median throughput before the incident: machines vary, half the speed does not pass."""
 MAX_EXTENSIONS = 2
 """How often a probation is made longer by its own length before a doubt is left to people."""
 
@@ -59,11 +57,15 @@ def vitals(records: Iterable[Mapping[str, float]]) -> Vitals | None:
     )
 
 
-def doubts(before: Vitals | None, after: Vitals | None) -> tuple[Doubt, ...]:
-    """What is worse than before the incident; nothing where too little was recorded to compare."""
+def doubts(before: Vitals | None, after: Vitals | None, min_throughput: float) -> tuple[Doubt, ...]:
+    """What is worse than before the incident; nothing where too little was recorded to compare.
+
+    `min_throughput` is the least share of the median throughput before the incident.
+    """
     if before is None or after is None:
         return ()
-    return tuple(doubt for doubt in (_loss(before, after), _clips(before, after), _speed(before, after)) if doubt)
+    found = (_loss(before, after), _clips(before, after), _speed(before, after, min_throughput))
+    return tuple(doubt for doubt in found if doubt)
 
 
 def compared(before: Vitals | None, after: Vitals | None) -> str:
@@ -99,11 +101,11 @@ def _clips(before: Vitals, after: Vitals) -> Doubt | None:
     return Doubt(f"{now:.0%} of the gradients are clipped, {was:.0%} were before the incident", harmful=True)
 
 
-def _speed(before: Vitals, after: Vitals) -> Doubt | None:
+def _speed(before: Vitals, after: Vitals, min_throughput: float) -> Doubt | None:
     was, now = before.tokens_per_second, after.tokens_per_second
     if min(before.speed_records, after.speed_records) < MINIMUM_RECORDS or not was or now is None:
         return None
-    if now >= SLOWEST * was:
+    if now >= min_throughput * was:
         return None
     message = f"{now:.0f} tokens a second are {now / was:.0%} of the {was:.0f} before the incident"
     return Doubt(message, harmful=False)

@@ -66,7 +66,7 @@ def select_rollback(state: RunState) -> Selection:
 
 
 def select_named(state: RunState, key: str) -> Selection:
-    """The checkpoint that a person names by its manifest: where it may not be restored, no other one takes its place."""
+    """The checkpoint that a person names by its manifest: where it may not be restored, no other takes its place."""
     named = state.checkpoint(key)
     why_not = why_not_restore(state, named) if named is not None else "not known"
     if named is None or why_not:

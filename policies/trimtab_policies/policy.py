@@ -60,14 +60,17 @@ class Remediation(Model):
     """How a rollback asked for by this policy is done.
 
     `margin` is the number of steps between the checkpoint and the first suspicious step, at least; `probationSteps` are
-    judged steps after the step at which the incident held. With `approval: Required` a person sees each plan first;
-    `approvalDeadline` (24h unless given) is how long they are waited for.
+    judged steps after the step at which the incident held, and `minThroughput` (0.6 unless given) is the share of the
+    median throughput before the incident that the run must reach for its probation to pass in that time. With
+    `approval: Required` a person sees each plan first; `approvalDeadline` (24h unless given) is how long they are
+    waited for.
     """
 
     margin: int = Field(default=DEFAULT_MARGIN, ge=1, le=1_000_000)
     skip_batches: SkipBatches = SkipBatches()
     learning_rate: LearningRate | None = None
     probation_steps: int = Field(default=200, ge=1, le=1_000_000)
+    min_throughput: float | None = Field(default=None, ge=0, le=1)
     approval: Literal["Automatic", "Required"] = "Automatic"
     approval_deadline: Duration | None = None
     escalate: Escalate = Escalate()

@@ -311,7 +311,8 @@ def test_a_person_cannot_resume_a_run_whose_world_is_gone_while_they_were_asked(
     check(run)
     assert run.state.phase is RunPhase.NEEDS_HUMAN
     assert refusal(run) == (
-        "Resume is refused in phase NeedsHuman: no world holds that could go on; what is legal there: Rollback, Skip and Stop"
+        "Resume is refused in phase NeedsHuman: no world holds that could go on; "
+        "what is legal there: Rollback, Skip and Stop"
     )
 
 

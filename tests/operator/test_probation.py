@@ -26,8 +26,8 @@ def stretch(means: tuple[float, ...], seed: int = 0, **scalars: float) -> list[d
     return [{"loss": mean + scatter.gauss(0, 0.08), **scalars} for mean in means for _ in range(20)]
 
 
-def told(before: list[dict[str, float]], after: list[dict[str, float]]) -> list[str]:
-    found = doubts(vitals(before[-BASELINE_RECORDS:]), vitals(after[-COMPARED_RECORDS:]))
+def told(before: list[dict[str, float]], after: list[dict[str, float]], min_throughput: float = 0.6) -> list[str]:
+    found = doubts(vitals(before[-BASELINE_RECORDS:]), vitals(after[-COMPARED_RECORDS:]), min_throughput)
     return [doubt.message for doubt in found]
 
 
@@ -50,6 +50,7 @@ def test_a_steady_run_at_half_its_speed_and_one_that_clips_more_are_noticed() ->
     assert told(before, stretch((1.48,), tokens_per_second=700.0, clip_ratio=1.0)) == []
     (slow,) = told(before, stretch((1.48,), tokens_per_second=500.0, clip_ratio=1.0))
     assert slow == "500 tokens a second are 50% of the 1000 before the incident"
+    assert told(before, stretch((1.48,), tokens_per_second=500.0, clip_ratio=1.0), min_throughput=0.5) == []
     (clipped,) = told(before, stretch((1.48,), tokens_per_second=1000.0, clip_ratio=0.4))
     assert clipped == "100% of the gradients are clipped, 0% were before the incident"
 
@@ -66,7 +67,7 @@ def test_with_little_or_nothing_recorded_nothing_is_doubted() -> None:
     assert told(before, stretch((9.0,))[:7]) == []
     assert told(before[:7], stretch((9.0,))) == []
     assert told(before, [{"other": 1.0}] * 20) == []
-    assert doubts(None, vitals(before)) == doubts(vitals(before), None) == ()
+    assert doubts(None, vitals(before), 0.6) == doubts(vitals(before), None, 0.6) == ()
     assert compared(vitals(before), vitals([])) == ""
 
 

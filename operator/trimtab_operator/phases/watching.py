@@ -54,7 +54,7 @@ def probation(state: RunState, observation: Observation) -> Command | None:
 def _judge_probation(state: RunState, observation: Observation, incident: Incident, *, finished: bool) -> Command:
     """Close the incident; or extend its probation, for no rule fired and yet the run is not as it was."""
     until, after = incident.probation_until, observation.probation
-    doubts = probation_rules.doubts(incident.baseline, after)
+    doubts = probation_rules.doubts(incident.baseline, after, incident.latch.remediation.min_throughput)
     told = "; ".join(doubt.message for doubt in doubts)
     if doubts and not finished and incident.extensions < probation_rules.MAX_EXTENSIONS:
         longer = until + incident.latch.remediation.probation_steps
