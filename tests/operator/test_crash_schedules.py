@@ -219,36 +219,27 @@ class ReportsDoneWhatFailed(ScriptedOperator):
             return
 
 
-class TrustsABadTarget(ScriptedOperator):
-    """Forgets that a target was quarantined because its control was bad."""
+class TrustsWhatIsQuarantined(ScriptedOperator):
+    """Takes the newest checkpoint, though it was taken after the first bad step."""
 
     def decide(self, state: RunState, observation: Observation) -> Command | None:
         if state.phase is RunPhase.SELECTING and state.incident is not None:
-            tried = {plan.target.key for plan in state.incident.plans}
-            trusted = (
-                msgspec.structs.replace(one, state=CheckpointState.VERIFIED) if one.reference.key in tried else one
-                for one in state.checkpoints
-            )
-            state = replace(state, checkpoints=tuple(trusted))
+            latch = msgspec.structs.replace(state.incident.latch, first_bad_step=100)
+            trusted = (msgspec.structs.replace(one, state=CheckpointState.VERIFIED) for one in state.checkpoints)
+            incident = msgspec.structs.replace(state.incident, latch=latch)
+            state = replace(state, checkpoints=tuple(trusted), incident=incident)
         return super().decide(state, observation)
 
 
 @pytest.mark.parametrize(
-    ("operator", "scenario"),
-    [
-        (ActsBeforeItsIntent, DAMAGED),
-        (ForgetsTheSkipOnRetry, DAMAGED),
-        (SettlesAfterDeciding, DAMAGED),
-        (ReportsDoneWhatFailed, DAMAGED),
-    ],
+    "operator", [ActsBeforeItsIntent, ForgetsTheSkipOnRetry, SettlesAfterDeciding, ReportsDoneWhatFailed]
 )
-def test_an_operator_that_is_wrong_in_one_way_is_caught(operator: type[ScriptedOperator], scenario: Scenario) -> None:
+def test_an_operator_that_is_wrong_in_one_way_is_caught(operator: type[ScriptedOperator]) -> None:
     with pytest.raises(Violation):
-        search(scenario, WAYS, operator).schedules(1)
+        search(DAMAGED, WAYS, operator).schedules(1)
 
 
-def test_an_operator_that_trusts_a_bad_target_is_caught() -> None:
-    scenario = SCENARIOS["control-bad"]
-    run = play(scenario, operator=TrustsABadTarget)
+def test_an_operator_that_trusts_what_is_quarantined_is_caught() -> None:
+    run = play(DAMAGED, operator=TrustsWhatIsQuarantined)
     with pytest.raises(AssertionError, match="which nobody trusts"):
         check(run)
