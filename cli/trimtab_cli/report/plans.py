@@ -22,7 +22,7 @@ def _plan_view(story: PlanStory) -> Block:
         ("Chosen", moment(story.time)),
         ("Asked for", wish_words(story.wishes)),
         ("Checkpoint", f"step {target.step}, manifest {target.key}, SHA-256 {target.sha256}"),
-        ("Skips at most", f"windows {bound[0]} to {bound[1]}" if bound else "nothing"),
+        ("Skips at most", f"windows {bound[0]} to {bound[1]}" if bound else "nothing" if plan.hash else ""),
         ("Learning rate planned", rate_words(plan.learning_rate)),
         ("Plan hash", plan.hash),
         ("Approval", _approval(story)),
