@@ -223,7 +223,7 @@ class TrustsWhatIsQuarantined(ScriptedOperator):
     """Takes the newest checkpoint, though it was taken after the first bad step."""
 
     def decide(self, state: RunState, observation: Observation) -> Command | None:
-        if state.phase is RunPhase.SELECTING and state.incident is not None:
+        if state.phase in {RunPhase.SELECTING, RunPhase.RESTORING} and state.incident is not None:
             latch = msgspec.structs.replace(state.incident.latch, first_bad_step=100)
             trusted = (msgspec.structs.replace(one, state=CheckpointState.VERIFIED) for one in state.checkpoints)
             incident = msgspec.structs.replace(state.incident, latch=latch)
