@@ -322,3 +322,16 @@ def test_an_archive_that_gives_other_numbers_than_the_journal_is_told(monkeypatc
     assert found.notes == (
         "Judged again, the record of step 323 gives the observed value 140; the journal says 141.0.",
     )
+
+
+def test_damage_beyond_what_was_approved_is_a_plan_of_its_own_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies, objects = trail(monkeypatch, LOGITS)
+    by_action = {msgspec.json.decode(body)["action"]: (seq, msgspec.json.decode(body)) for seq, body in bodies}
+    plan = by_action["TargetSelected"][1]["after"]["plan"] | {"number": 2, "bound": [319, 333], "hash": "b" * 64}
+    seq, found = by_action["ExtentFound"]
+    after = found["after"] | {"plan": plan, "deadline": "2026-01-01T01:00:00+00:00", "phase": "AwaitingApproval"}
+    bodies = [one for one in rollback_trail.rewritten(bodies, seq, after=after) if one[0] <= seq]
+    first, second = report_of(rollback_trail.RUN, bodies, RECORDS, objects).plans
+    assert (first.failed, second.failed) == (True, False)
+    assert facts(second)["Approval"] == "needed by 2026-01-01 01:00:00 UTC: waited for"
+    assert facts(second)["Skips at most"] == "windows 319 to 333"

@@ -192,6 +192,8 @@ def test_without_an_archive_the_page_says_so_and_tells_the_rest(reviewer: Review
     answer = json.loads(result.stdout)
     assert answer["outcome"] == "Recovered"
     assert answer["charts"] == []
+    assert {"name": "Fired at step", "value": "323"} in answer["facts"]
+    assert [one["phase"] for one in answer["phases"]][:2] == ["Holding", "Diagnosing"]
     assert any("only those that were frozen" in note for note in answer["notes"])
     assert answer["bytes"] == reviewer.path.stat().st_size
 
