@@ -29,8 +29,22 @@ def check(run: ScriptedRun, *, refuses: bool = False) -> None:
     assert len(intents) == len(set(intents)), "an intent was written twice"
     opened = [one.incident for one in counted if one.action == JournalAction.INCIDENT_OPENED]
     assert len(opened) == len(set(opened)), "an incident was opened twice"
+    _check_evidence(run, counted)
     if not refuses:
         _check_skips(run, state, counted)
+
+
+def _check_evidence(run: ScriptedRun, counted: tuple[JournalRecord, ...]) -> None:
+    """Every incident that no person asked for has a record that is bad: what is missing rolls nothing back."""
+    for record in counted:
+        if record.action not in {JournalAction.INCIDENT_OPENED, JournalAction.RELAPSED}:
+            continue
+        latch = (record.after or {})["latch"]
+        if latch.get("asked") is not None or run.stronger is not None:
+            continue
+        line = run.records.get((latch["attempt"], latch["fired_step"]))
+        bad = line is not None and (line.bad or line.nonfinite or line.mismatch)
+        assert bad, f"{record.action} by {latch['rule']}, but no record is bad at step {latch['fired_step']}"
 
 
 def _check_skips(run: ScriptedRun, state: RunState, counted: tuple[JournalRecord, ...]) -> None:

@@ -36,6 +36,9 @@ def now(work: Coroutine[Any, Any, _T]) -> _T:
 class ScriptedOperator:
     """One operator process; what it knows dies with it."""
 
+    lease_epoch = 0
+    """The epoch of its Lease: 0 where that was deleted and made anew."""
+
     def __init__(self, run: ScriptedRun) -> None:
         self.run = run
         identity = Identity(service_account="operator", pod="p", pod_uid="u", image="i")
@@ -52,7 +55,7 @@ class ScriptedOperator:
         """Do all that can be done now; a failure ends the turn, the next one goes on, as the supervisor has it."""
         try:
             if not self.opened:
-                now(self.journal.take_over(0))
+                now(self.journal.take_over(self.lease_epoch))
                 self.opened = True
             self._keep_directive()
             self.settle()

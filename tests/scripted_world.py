@@ -156,6 +156,9 @@ class ScriptedRun:
         """What a stronger rule finds, when a test says so."""
         self.state = RunState()
         """The fold of the journal as a reader sees it."""
+        self.under_way: list[Callable[[], object]] = []
+        """What frozen operators were about to do."""
+        self.highest = (0, 0)
         self.intended: set[bytes] = set()
         """The directives that the journal holds."""
         self._judged: dict[tuple[int, frozenset[int]], tuple[int, tuple[int, ...], Latch | None]] = {}
@@ -176,13 +179,17 @@ class ScriptedRun:
         """One append or one write of an effect, and the ways in which it can go wrong.
 
         before, after: the process dies around it. lost: it is done, and no reply comes. undone: it is not done, and
-        that is what the reply says. denied: it is done, and the reply says that it was refused.
+        that is what the reply says. denied: it is done, and the reply says that it was refused. frozen: the process
+        freezes with the act under way, which is done when it wakes; until then another one may have taken its place.
         """
         number = self.operations
         self.operations += 1
         if (number, "before") in self.kills:
             raise Killed
-        if (number, "undone") in self.kills:
+        if (number, "frozen") in self.kills:
+            self.under_way.append(act)
+            raise Killed
+        if (number, "undone") in self.kills or self.refuses(away):
             raise away("it was not done")
         result = act()
         if (number, "after") in self.kills:
@@ -192,6 +199,10 @@ class ScriptedRun:
         if (number, "denied") in self.kills:
             raise denied("it was refused")
         return result
+
+    def refuses(self, away: type[OperatorError]) -> bool:
+        """Whether what answers with this error when it is away is away now."""
+        return False
 
     def clock(self) -> str:
         """Wall time: one second a tick."""
@@ -218,7 +229,7 @@ class ScriptedRun:
             ]
             if not any(directive_of((one.after or {})["directive"]).world == world for one in starts):
                 self.violations.append(f"world {world} was created without an earlier intent")
-            if self.living:
+            if any(one.alive or one.ending for one in self.worlds.values()):
                 self.violations.append(f"world {world} was created while another one lives")
             self.worlds[world] = PlayedWorld(self, world, attempt, Inbox(world))
 
@@ -330,6 +341,10 @@ class ScriptedRun:
     def tick(self) -> None:
         """Time passes for every world."""
         self.ticks += 1
+        stored = decode(Directive, self.bus).order if self.bus is not None else self.highest
+        if stored < self.highest:
+            self.violations.append(f"the directive {stored} is in force after {self.highest}")
+        self.highest = max(self.highest, stored)
         for world in self.worlds.values():
             world.tick()
 
@@ -426,6 +441,11 @@ class ScriptedRun:
         self._judged[attempt.number, resumed] = (judged, streak, firing)
         stronger = self.stronger
         return judged, stronger if stronger is not None and stronger.attempt == attempt.number else firing
+
+    def latch(self, rule: str, metric: str, attempt: int) -> Latch:
+        """A rule that fires on the newest record of an attempt."""
+        step = max(step for number, step in self.records if number == attempt)
+        return self._latch(rule, metric, attempt, step, step)
 
     def _latch(self, rule: str, metric: str, attempt: int, first: int, fired: int) -> Latch:
         on_loss = metric == "loss"
