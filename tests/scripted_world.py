@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
+from memory_journal import MemoryJournal
 from played_trainer import RUN, Line, PlayedWorld, Saved, Scenario
 from trimtab_contract.directives import (
     Ack,
@@ -23,17 +24,13 @@ from trimtab_contract.directives import (
     encode,
 )
 from trimtab_contract.evidence import ProbeEvidence
-from trimtab_contract.journal import JournalRecord, Phase, parse_record, record_hash
-from trimtab_contract.keys import RunId
-from trimtab_operator.adapters.ports import Appended
+from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.errors import (
     BusUnavailable,
     ClusterUnavailable,
     Conflict,
     Fenced,
     OperatorError,
-    StoreRefused,
-    StoreUnavailable,
 )
 from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, Vitals, WithheldStep
 from trimtab_operator.journal_fold import fold
@@ -84,42 +81,6 @@ def rebound(one: _T, **attributes: Any) -> _T:
     own: dict[str, Any] = {name: copy(value) for name, value in vars(one).items() if type(value) in _CONTAINERS}
     vars(other).update(own | attributes)
     return other
-
-
-class MemoryJournal:
-    """The audit bucket: one writer wins each number."""
-
-    def __init__(self, run: "ScriptedRun") -> None:
-        self.bodies: dict[int, bytes] = {}
-        self._run = run
-
-    async def probe(self) -> None:
-        return None
-
-    async def read(self, run: RunId, after: int = 0) -> tuple[tuple[int, bytes], ...]:
-        return tuple((seq, body) for seq, body in sorted(self.bodies.items()) if seq > after)
-
-    async def append(self, run: RunId, seq: int, body: bytes) -> Appended:
-        def write() -> Appended:
-            if seq in self.bodies:
-                return Appended.SAME if self.bodies[seq] == body else Appended.OTHER
-            self.bodies[seq] = body
-            self._run.written(parse_record(body), record_hash(body))
-            return Appended.WON
-
-        return self._run.operation(write, away=StoreUnavailable, denied=StoreRefused)
-
-    async def put_object(self, key: str, body: bytes) -> str:
-        raise AssertionError("unused")
-
-    async def get_object(self, key: str) -> bytes:
-        raise AssertionError("unused")
-
-    async def last(self, run: RunId) -> bytes | None:
-        return self.bodies[max(self.bodies)] if self.bodies else None
-
-    async def runs(self) -> tuple[RunId, ...]:
-        return (RUN,)
 
 
 class ScriptedRun:
