@@ -47,6 +47,8 @@ IMAGE = "localhost/trimtab-dev:1"
 S3_IN_CLUSTER = "http://s3.trimtab-system.svc.cluster.local:8333"
 SEQUENCE, GLOBAL_BATCH, WINDOWS = 32, 8, 2000
 CHECKPOINT_ROOT = "e2e"
+HELD = frozenset({AckState.HOLDING, AckState.DIAGNOSED})
+"""What a world says of itself while it stands still; after a measurement, the latter."""
 
 Json = dict[str, Any]
 
@@ -230,7 +232,7 @@ class Namespace:
         end = time.monotonic() + seconds
         while True:
             acks = self.acks(job)
-            held = list(takewhile(lambda ack: ack.state is AckState.HOLDING, reversed(acks)))
+            held = list(takewhile(lambda ack: ack.state in HELD, reversed(acks)))
             if held and held[0].time - held[-1].time >= held_seconds:
                 assert held[0].progress > held[-1].progress
                 return
