@@ -69,7 +69,7 @@ def cross_field_errors(spec: Mapping[Any, Any]) -> list[FieldError]:
     errors += _repeated_names(rules)
     remediation = _mapping(spec.get("remediation"))
     errors += _probe_errors(rules, _mapping(remediation.get("skipBatches")))
-    errors += _border_errors(remediation)
+    errors += _border_errors(rules, remediation)
     errors += _approval_errors(remediation)
     return errors
 
@@ -269,8 +269,10 @@ def _probe_errors(rules: list[Mapping[str, Any]], skip: Mapping[str, Any]) -> It
         yield FieldError("spec.remediation.skipBatches.probe", message)
 
 
-def _border_errors(remediation: Mapping[str, Any]) -> Iterator[FieldError]:
+def _border_errors(rules: list[Mapping[str, Any]], remediation: Mapping[str, Any]) -> Iterator[FieldError]:
     """What is skipped lies behind the checkpoint, which lies `margin` steps before the first bad record."""
+    if all(rule.get("action") != "Rollback" for rule in rules):
+        return
     before = _number(_mapping(remediation.get("skipBatches")).get("before", DEFAULT_BEFORE))
     margin = _number(remediation.get("margin", DEFAULT_MARGIN))
     # A margin below 1 is wrong by itself, whatever lies before the bad windows.

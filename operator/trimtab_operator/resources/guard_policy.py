@@ -86,11 +86,6 @@ def policy_spec_schema() -> Schema:
         schema,
         "remediation",
         validation(
-            "self.skipBatches.before < self.margin",
-            "must be less than margin: windows from before the checkpoint cannot be skipped any more",
-            fieldPath=".skipBatches.before",
-        ),
-        validation(
             "!has(self.approvalDeadline) || self.approval == 'Required'",
             "belongs to approval Required: set that or remove it",
             fieldPath=".approvalDeadline",
@@ -110,6 +105,12 @@ def policy_spec_schema() -> Schema:
             "must be at least forRecords (or withinRecords) of every rule that rolls back, plus "
             f"{HEALTHY_WINDOWS_AFTER_DAMAGE}: so many healthy windows end the damage",
             fieldPath=".remediation.skipBatches.probe",
+        ),
+        validation(
+            "self.rules.all(rule, rule.action != 'Rollback') || "
+            "self.remediation.skipBatches.before < self.remediation.margin",
+            "must be less than margin: windows from before the checkpoint cannot be skipped any more",
+            fieldPath=".remediation.skipBatches.before",
         ),
     ]
     return schema
