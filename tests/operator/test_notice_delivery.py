@@ -26,7 +26,10 @@ async def journal_of(ports: Ports, run: RunId) -> list[JournalRecord]:
 
 
 async def lead(ports: Ports, receiver: Receiver, run: RunId, until: Sequence[str]) -> list[JournalRecord]:
-    """Let an operator of its own lead until the run's journal ends with these actions."""
+    """Let an operator of its own lead until the last of these actions in the run's journal stand in this order.
+
+    Returns the records of these actions.
+    """
     webhook = receiver.webhook()
     notifier = Notifier(webhook, may_send=ports.lease.valid)
     supervisor = Supervisor(replace(ports, oversight=Oversight(notifier=notifier)))
@@ -34,7 +37,7 @@ async def lead(ports: Ports, receiver: Receiver, run: RunId, until: Sequence[str
     supervisor.see(await ports.cluster.training_job(run.namespace, run.name))
     try:
         while True:
-            records = await journal_of(ports, run)
+            records = [record for record in await journal_of(ports, run) if record.action in until]
             if [record.action for record in records][-len(until) :] == list(until):
                 return records
             assert not work.done()
