@@ -122,7 +122,7 @@ class Acks:
         return replace(after, **{kept: ack}) if kept else after
 
     def _heard(self, ack: Ack) -> Ack | None:
-        """The newest state with the progress of any ack of its attempt: a world that saves often seldom repeats it."""
+        """The newest state with the progress of any ack of its attempt: every word shows that a world gets on."""
         latest = self.latest
         if latest is None or (ack.world, ack.attempt) != (latest.world, latest.attempt):
             return latest

@@ -31,8 +31,6 @@ class ConditionType(StrEnum):
     FAILED = "Failed"
     ACCEPTED = "Accepted"
     """Of a GuardPolicy: its newest generation is valid."""
-    CLOSED = "Closed"
-    """Of a GuardIncident: nothing more will happen in it."""
 
 
 class Reason(StrEnum):
@@ -47,9 +45,6 @@ class Reason(StrEnum):
     SECRET_KEY_MISSING = "SecretKeyMissing"  # noqa: S105 - likewise
     STORE_REFUSED = "StoreRefused"
     STORE_UNAVAILABLE = "StoreUnavailable"
-    BUS_UNAVAILABLE = "BusUnavailable"
-    NAME_TAKEN = "NameTaken"
-    AUDIT_STORE_UNFIT = "AuditStoreUnfit"
     JOURNAL_BROKEN = "JournalBroken"
     ANCHOR_NOT_WRITTEN = "AnchorNotWritten"
 
@@ -58,14 +53,11 @@ class Reason(StrEnum):
     WORLD_STARTED = "WorldStarted"
     WORLD_RUNNING = "WorldRunning"
     WORLD_LOST = "WorldLost"
-    WORLD_TERMINATED = "WorldTerminated"
     WORLD_HUNG = "WorldHung"
     WORLD_REPLACED = "WorldReplaced"
-    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     UNSCHEDULABLE = "Unschedulable"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
-    OPERATOR_TOOK_OVER = "OperatorTookOver"
 
     # Policies.
     POLICIES_IN_FORCE = "PoliciesInForce"
@@ -78,30 +70,23 @@ class Reason(StrEnum):
     METRIC_MISSING = "MetricMissing"
     METRIC_SEEN = "MetricSeen"
     DIRECTIVE_REFUSED = "DirectiveRefused"
-    RECORD_REJECTED = "RecordRejected"
 
     # Incidents.
-    RULE_FIRED = "RuleFired"
     RULE_OBSERVED = "RuleObserved"
     """A rule fired and may not act: Observe, Record or Notify."""
     LEVEL_SHIFT = "LevelShift"
     INCIDENT_OPENED = "IncidentOpened"
     INCIDENT_CLOSED = "IncidentClosed"
     NO_INCIDENT = "NoIncident"
-    HOLDING = "Holding"
     HELD = "Held"
-    RELEASED = "Released"
     DIAGNOSED = "Diagnosed"
     TARGET_SELECTED = "TargetSelected"
     RESTORED = "Restored"
     RESTORE_FAILED = "RestoreFailed"
     EXTENT_FOUND = "ExtentFound"
     BATCHES_SKIPPED = "BatchesSkipped"
-    PROBATION_STARTED = "ProbationStarted"
-    PROBATION_PASSED = "ProbationPassed"
     PROBATION_EXTENDED = "ProbationExtended"
     RELAPSED = "Relapsed"
-    RECOVERED = "Recovered"
     CHECKPOINT_QUARANTINED = "CheckpointQuarantined"
 
     # A person is asked, and answers.
@@ -110,10 +95,6 @@ class Reason(StrEnum):
     REQUEST_ACCEPTED = "RequestAccepted"
     REQUEST_REFUSED = "RequestRefused"
     NEEDS_HUMAN = "NeedsHuman"
-    ROLLBACKS_SPENT = "RollbacksSpent"
-    NO_TARGET = "NoTarget"
-    EXTENT_UNBOUNDED = "ExtentUnbounded"
-    NOTHING_WOULD_CHANGE = "NothingWouldChange"
     STUCK_NON_FINITE = "StuckNonFinite"
 
     # The breaker over all runs, and what people are told.
@@ -129,5 +110,3 @@ class Reason(StrEnum):
     STOPPED_BY_REQUEST = "StoppedByRequest"
     FAILED = "Failed"
     BAD_CONFIG = "BadConfig"
-    RESTARTS_SPENT = "RestartsSpent"
-    REOPENED = "Reopened"

@@ -86,7 +86,7 @@ def test_every_phase_and_checkpoint_state_is_explained(phase: str) -> None:
 
 
 def test_every_condition_is_explained() -> None:
-    of_jobs = set(ConditionType) - {ConditionType.ACCEPTED, ConditionType.CLOSED}
+    of_jobs = set(ConditionType) - {ConditionType.ACCEPTED}
     assert of_jobs <= rows(JOB_PAGE).keys()
 
 
