@@ -58,7 +58,7 @@ def test_the_built_image_trains_as_nobody_with_nothing_of_this_machine(
     printed = cluster.run_to_end(_pod(trainer_image))
     assert printed.split() == ["65532", "/opt/package/trimtab_trainer/__init__.py", "3.0"]
 
-    job = training_job("built", prepare_data(), steps=STEPS)
+    job = training_job("built", prepare_data(), steps=STEPS, config={"schedule": {"warmupSteps": 5}})
     job["spec"]["trainer"] |= {"image": trainer_image, "numNodes": 1}
     job["spec"]["podTemplate"]["runtimeClassName"] = "plain"
     namespace.apply(guard_policy(), job)
