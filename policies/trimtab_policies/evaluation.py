@@ -116,6 +116,7 @@ class _PolicyWatch:
         self._index = {
             name: index for index, name in enumerate((*of_values, *(one.name for one, _ in self._composites)))
         }
+        self._order = [(rule, self._index.get(name, -1)) for name, rule in self._rules.items()]
         self._absences = {
             name: (AbsenceWatch(rule), Arming(rule, resumption))
             for name, rule in self._rules.items()
@@ -139,9 +140,9 @@ class _PolicyWatch:
             self._findings.append(succession.step(ordinal, record, components))
 
     def verdicts(self, policy: AcceptedPolicy, record: MetricRecord, now: float | None) -> list[Verdict]:
-        attempt, place, findings, index = record.attempt, self._place, self._findings, self._index
-        if not self._absences:
-            return [Verdict(policy, rule, attempt, place, findings[index[name]]) for name, rule in self._rules.items()]
+        attempt, place, findings = record.attempt, self._place, self._findings
+        if not self._absences:  # so there is no `stale` rule, the only kind without a finding of its own
+            return [Verdict(policy, rule, attempt, place, findings[index]) for rule, index in self._order]
         return [
             Verdict(policy, rule, attempt, place, self._finding(name, record, now))
             for name, rule in self._rules.items()

@@ -46,11 +46,12 @@ class Resumption:
         self.start_step = start_step
         self.latest_start = max(start_step, *resumed) if resumed else start_step
         self._resumed = tuple(sorted(resumed))
-        self._anew = frozenset((since, *(step + 1 for step in self._resumed)))
+        self.anew = frozenset((since, *(step + 1 for step in self._resumed)))
+        """The steps of the attempt at which streaks begin anew: behind a hold, and where the policy takes force."""
 
     def streaks_end_before(self, record: MetricRecord) -> bool:
         """Whether this is the first record after a hold, or the first one for which the policy is in force."""
-        return record.step in self._anew and record.attempt == self.attempt
+        return record.step in self.anew and record.attempt == self.attempt
 
     def last_start(self, record: MetricRecord) -> int | None:
         """The last step at or before which training began or went on; None for records of earlier attempts."""
@@ -106,6 +107,7 @@ class ValueReplay:
 
     def __init__(self, rules: Sequence[Rule], resumption: Resumption) -> None:
         self._resumption = resumption
+        self._anew = resumption.anew
         self._observer = Observer(rules[0])
         self._detector = detector_of(rules[0])
         self._counts = [_Count(rule, resumption) for rule in rules]
@@ -116,7 +118,8 @@ class ValueReplay:
     def step(self, record: MetricRecord, _: object = None, /) -> list[Finding]:
         """Observe, assess, count; a finding for each rule."""
         counts = self._counts
-        if record.attempt != self._attempt or self._resumption.streaks_end_before(record):
+        anew = record.step in self._anew and self._resumption.streaks_end_before(record)
+        if anew or record.attempt != self._attempt:
             self._attempt = record.attempt
             self._observer.clear()
             self._detector.clear()

@@ -56,6 +56,9 @@ class MedianWindow:
         ordered, values = self.ordered, self._values
         if self.is_full:
             del ordered[bisect_left(ordered, values.popleft())]
+            insort(ordered, value)
+            values.append(value)
+            return
         insort(ordered, value)
         values.append(value)
         self.is_full = len(values) == self._size
@@ -108,9 +111,10 @@ def _large_root(variance: int) -> float:
 def median_of_ordered(values: Sequence[float]) -> float:
     """The median of ascending values; 0 for none. Halved before adding, so that two huge ones do not overflow."""
     count = len(values)
-    if not count:
-        return 0.0
-    low, high = values[(count - 1) // 2], values[count // 2]
+    high = values[count // 2] if count else 0.0
+    if count % 2 or not count:
+        return high
+    low = values[count // 2 - 1]
     return low if low == high else low / 2 + high / 2
 
 
