@@ -11,7 +11,7 @@ from trimtab_contract.directives import Action
 from trimtab_operator.run_state import RunPhase
 from undisturbed_runs import commands, damaged_job, decisions
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 COLLECTIVE_SECONDS = 8
 CONFIG = {"collectiveTimeoutSeconds": COLLECTIVE_SECONDS}

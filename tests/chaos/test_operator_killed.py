@@ -11,7 +11,7 @@ from trimtab_operator.journal_fold import fold_all
 from trimtab_operator.run_state import RunPhase
 from undisturbed_runs import INCIDENTS, commands, damaged_job, decisions
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 HELD_PHASES = (
     RunPhase.HOLDING,

@@ -7,7 +7,7 @@ import sys
 import pytest
 from training_jobs import Namespace, guard_policy, prepare_data, training_job
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 STEPS = 600
 SKIPPED_AHEAD = (420, 425)

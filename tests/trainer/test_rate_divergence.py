@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from object_store_fixture import ObjectStoreServer
 from played_trainer import Scenario
 from redis_fixture import RedisServer
@@ -28,6 +29,8 @@ from trimtab_operator.observation import Acks, CheckpointClaim, Limits, Observat
 from trimtab_operator.probes import probe_trouble, suspect_trouble
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_policies.policy import AcceptedPolicy, parse_policy
+
+pytestmark = pytest.mark.timeout(600)
 
 BROKEN = 4.5
 """A loss well above what the run learns to (3.2), and far below what it breaks to."""

@@ -29,6 +29,8 @@ from trimtab_contract.directives import (
 )
 from trimtab_contract.evidence import decode_probe
 
+pytestmark = pytest.mark.timeout(600)
+
 MakeRun = Callable[..., Run]
 QUERY = "blocks.0.attention.query.weight"
 MLP = "blocks.1.down.weight"
