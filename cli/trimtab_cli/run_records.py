@@ -36,7 +36,7 @@ def archived_points(
     store: ObjectStore, root: str, run: RunId, segments: Sequence[Segment], first: int, last: int
 ) -> Iterator[LogPoint]:
     """The records of steps `first` to `last` of a surviving history as points, in order."""
-    return map(_point, archived_records(store, root, run, segments, first, last))
+    return map(LogPoint.of, archived_records(store, root, run, segments, first, last))
 
 
 def archived_records(
@@ -102,16 +102,4 @@ def read_policy(text: bytes, identity: PolicyIdentity) -> AcceptedPolicy:
         name=identity.name,
         uid=identity.uid,
         generation=identity.generation,
-    )
-
-
-def _point(record: MetricRecord) -> LogPoint:
-    return LogPoint(
-        step=record.step,
-        scalars=record.scalars,
-        vectors=record.vectors,
-        time=record.time,
-        attempt=record.attempt,
-        window=record.window,
-        line=record.step,
     )

@@ -74,7 +74,7 @@ def report_of(
         for segment in segments:
             for step in range(max(first, segment.first), min(last, segment.last or last) + 1):
                 if records and (segment.attempt, step) in records:
-                    yield point(records[segment.attempt, step])
+                    yield LogPoint.of(records[segment.attempt, step])
 
     trail = understood_trail(tuple(bodies))
     verified = Verified(examine(tuple(bodies), run=run), check_signature(None, ()), None, [], 0, 0)
@@ -83,18 +83,6 @@ def report_of(
     found = compose(tell(subject), verified, sources)
     Balanced(page(found))
     return found
-
-
-def point(record: MetricRecord) -> LogPoint:
-    return LogPoint(
-        step=record.step,
-        scalars=record.scalars,
-        vectors=record.vectors,
-        time=record.time,
-        attempt=record.attempt,
-        window=record.window,
-        line=record.step,
-    )
 
 
 def policy_body(spec: Mapping[str, Any]) -> bytes:

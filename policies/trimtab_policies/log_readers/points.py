@@ -1,9 +1,10 @@
 """What the log readers pass on: rows as a log holds them, and points as judgement reads them."""
 
 from collections.abc import Mapping
+from typing import Self
 
 import msgspec
-from trimtab_contract.metrics import Vector
+from trimtab_contract.metrics import MetricRecord, Vector
 
 MOST_STEP = 2**53
 """Beyond it a step that went through a double is no longer exact."""
@@ -25,6 +26,19 @@ class LogPoint(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None
     window: int | None = None
     line: int
+
+    @classmethod
+    def of(cls, record: MetricRecord) -> Self:
+        """What a metric record says, where no log with lines lies between."""
+        return cls(
+            step=record.step,
+            scalars=record.scalars,
+            vectors=record.vectors,
+            time=record.time,
+            attempt=record.attempt,
+            window=record.window,
+            line=record.step,
+        )
 
 
 class Unreadable(msgspec.Struct, frozen=True):
