@@ -18,7 +18,7 @@ from trimtab_operator.guards import GuardView
 from trimtab_operator.incidents import Latch, RemediationSettings
 from trimtab_operator.judge import Judge, remediation_settings
 from trimtab_operator.observation import Acks, Observation, Pods
-from trimtab_operator.observer import _probation  # pyright: ignore[reportPrivateUsage]
+from trimtab_operator.observer import probation_vitals
 from trimtab_operator.run_state import RunState
 from trimtab_policies.policy import AcceptedPolicy, parse_policy
 
@@ -72,7 +72,7 @@ class JudgedRun(ScriptedRun):
             guard=guard.accepted(state.attempt, judge.judged_step + 1),
             green_step=judge.green_step,
             notes=judge.notes,
-            probation=_probation(state, judge, acks),
+            probation=probation_vitals(state, judge, acks),
             withheld=judge.withheld,
         )
 

@@ -32,7 +32,7 @@ from trimtab_operator.incidents import Latch, Measurement, Plan, SkipRange, Vita
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.judge import Judge
 from trimtab_operator.observation import Acks, Limits, Observation
-from trimtab_operator.observer import _probation  # pyright: ignore[reportPrivateUsage]
+from trimtab_operator.observer import probation_vitals
 from trimtab_operator.remediation import advance
 from trimtab_operator.run_state import AcceptedGuard, AutomationHold, JournalAction, RunPhase, RunState
 from trimtab_policies.absence import AbsenceWatch
@@ -275,7 +275,7 @@ class _Again:
         names = ("judged_step", *JUDGEMENT)
         before = {name: getattr(recorded, name) for name in names}
         found = {name: getattr(self._judge, name) for name in names if name != "probation"}
-        found["probation"] = _probation(self._state, self._judge, self._heard)
+        found["probation"] = probation_vitals(self._state, self._judge, self._heard)
         recorded_leaves, found_leaves = (dict(_leaves({"judgement": plain(one)})) for one in (before, found))
         known, self._known = self._known, {}
         for name, one, other in self._unequal(recorded_leaves, found_leaves):

@@ -85,7 +85,7 @@ def _trained(pods: Pods, judge: Judge, state: RunState) -> int:
     return max((judge.furthest_step(state.attempt), *last_words))
 
 
-def _probation(state: RunState, judge: Judge, acks: Acks) -> Vitals | None:
+def probation_vitals(state: RunState, judge: Judge, acks: Acks) -> Vitals | None:
     """The last records of the open incident's probation; a run may end within it."""
     incident = state.incident
     if state.phase is not RunPhase.PROBATION or incident is None or incident.target is None:
@@ -175,7 +175,7 @@ class Observer:
             firing=judge.firing,
             notes=judge.notes,
             withheld=judge.withheld,
-            probation=_probation(state, judge, acks),
+            probation=probation_vitals(state, judge, acks),
             missing_metrics=missing_metrics,
             claims=claims,
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
