@@ -179,7 +179,8 @@ def test_redis_killed_and_started_again_still_has_what_it_acknowledged(sandbox: 
     sandbox_process("redis", sandbox.home).kill()
     with _redis(sandbox) as client, pytest.raises(redis.ConnectionError):
         client.get("sandbox-absent")
-    sandbox_process("redis", sandbox.home).start()
+    # Listening is not yet answering: a server with much to read refuses for a while, and `up` waits for that too.
+    assert up().started == 1
     with _redis(sandbox) as client:
         assert client.get("sandbox-kept") == b"yes"
         client.delete("sandbox-kept")
