@@ -10,9 +10,7 @@ from enum import StrEnum
 from typing import Self
 
 from trimtab_contract.errors import InvalidPosition
-
-_MASK = (1 << 64) - 1
-_ROUNDS = 6
+from trimtab_contract.permutation import MASK, mix, permute
 
 
 class Order(StrEnum):
@@ -20,29 +18,6 @@ class Order(StrEnum):
 
     SEQUENTIAL = "sequential"
     SHUFFLED = "shuffled"
-
-
-def _mix(value: int) -> int:
-    """One round function: the finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def permute(index: int, size: int, key: int) -> int:
-    """A keyed bijection of 0..size-1: a balanced Feistel network with cycle walking, O(1) in time and memory."""
-    if size < 2:
-        return 0
-    half = ((size - 1).bit_length() + 1) // 2
-    mask = (1 << half) - 1
-    while True:
-        left, right = index >> half, index & mask
-        for round_number in range(_ROUNDS):
-            left, right = right, left ^ (_mix(_mix(key ^ round_number) ^ right) & mask)
-        index = (left << half) | right
-        if index < size:
-            return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +40,7 @@ class DataOrder:
         epoch, offset = divmod(position, self.samples)
         if self.order is Order.SEQUENTIAL:
             return offset
-        return permute(offset, self.samples, _mix(_mix(self.seed & _MASK) ^ epoch))
+        return permute(offset, self.samples, mix(mix(self.seed & MASK) ^ epoch))
 
     def samples_of_window(self, window: int) -> tuple[int, ...]:
         """The G samples of a window, in batch order."""

@@ -5,7 +5,7 @@ from itertools import count, islice, pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trimtab_contract.data_position import DataOrder, Order, SkipLedger, permute
+from trimtab_contract.data_position import DataOrder, Order, SkipLedger
 from trimtab_contract.errors import InvalidPosition
 
 RANGE = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -69,19 +69,6 @@ def test_a_ledger_out_of_order_is_refused(ranges: tuple[tuple[int, int], ...]) -
 def test_there_is_no_step_before_the_first() -> None:
     with pytest.raises(InvalidPosition, match="step 0 must be at least 1"):
         SkipLedger().window_of_step(0)
-
-
-@given(st.integers(1, 700), st.integers(0, 2**64 - 1))
-@settings(max_examples=60)
-def test_the_permutation_is_a_bijection_of_any_size(size: int, key: int) -> None:
-    assert sorted(permute(index, size, key) for index in range(size)) == list(range(size))
-
-
-def test_the_permutation_depends_on_its_key_and_shuffles() -> None:
-    orders = [[permute(index, 1000, key) for index in range(1000)] for key in range(20)]
-    assert len({tuple(order) for order in orders}) == 20
-    # A random permutation has one fixed point on average.
-    assert sum(place == value for order in orders for place, value in enumerate(order)) < 60
 
 
 @given(st.integers(1, 90), st.integers(1, 12), st.integers(0, 2**70), st.sampled_from(Order))
