@@ -37,7 +37,7 @@ def test_a_left_over_end_of_the_file_is_the_last_target(tmp_path: Path) -> None:
     file = tmp_path / "bytes"
     file.write_bytes(bytes(range(11)))
     windows = ByteWindows(file, sequence=5, global_batch=1)
-    assert windows.order.samples == 2
+    assert windows.order.sources[0].samples == 2
     assert windows.read(1).tolist() == [[5, 6, 7, 8, 9, 10]]
 
 

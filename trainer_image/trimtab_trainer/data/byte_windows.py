@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from trimtab_contract.data_position import DataOrder, Order
+from trimtab_contract.data_position import DataOrder, Order, SampleId
 
 from trimtab_trainer.errors import BadConfig, DataUnreadable
 
@@ -71,7 +71,7 @@ class ByteWindows:
         if problems:
             self.close()
             raise BadConfig(problems)
-        self.order = DataOrder(order, self._size // sequence, global_batch, seed)
+        self.order = DataOrder.of([self._size // sequence], global_batch=global_batch, order=order, seed=seed)
         self._last: tuple[int, bytes] = (-1, b"")
 
     def close(self) -> None:
@@ -112,8 +112,8 @@ class ByteWindows:
             self._last = (window, self._bytes_of(samples))
         return self._last[1]
 
-    def _bytes_of(self, samples: tuple[int, ...]) -> bytes:
-        return b"".join(self._sample(sample) for sample in samples)
+    def _bytes_of(self, samples: tuple[SampleId, ...]) -> bytes:
+        return b"".join(self._sample(one.sample) for one in samples)
 
     def _sample(self, sample: int) -> bytes:
         start, length = sample * self._sequence, self._sequence + 1
