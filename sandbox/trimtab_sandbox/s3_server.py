@@ -130,18 +130,29 @@ def ensure_buckets(credentials: Credentials) -> None:
 
     def made(bucket: str) -> bool:
         try:
-            present = {entry["Name"] for entry in administrator.list_buckets()["Buckets"]}
-            if bucket not in present:
-                administrator.create_bucket(Bucket=bucket)
-            # The gateway answers before the volumes have reported; only a write shows that there is room.
-            administrator.put_object(Bucket=bucket, Key=_PROBE_KEY, Body=b"ready")
-            administrator.delete_object(Bucket=bucket, Key=_PROBE_KEY)
+            ensure_bucket(administrator, bucket, versioned=bucket == AUDIT_BUCKET)
         except (BotoCoreError, ClientError):
             return False
         return True
 
     for bucket in (AUDIT_BUCKET, TRAINING_BUCKET):
         wait_until(f"The creation of the bucket {bucket}", lambda bucket=bucket: made(bucket))
+
+
+def ensure_bucket(administrator: Any, bucket: str, *, versioned: bool) -> None:
+    """Make a bucket unless it is there; `versioned` lets it keep what is replaced or deleted from now on.
+
+    Raises:
+        BotoCoreError, ClientError: it cannot be written yet.
+    """
+    if bucket not in {entry["Name"] for entry in administrator.list_buckets()["Buckets"]}:
+        administrator.create_bucket(Bucket=bucket)
+    if versioned and administrator.get_bucket_versioning(Bucket=bucket).get("Status") != "Enabled":
+        administrator.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    # The gateway answers before the volumes have reported; only a write shows that there is room.
+    version = administrator.put_object(Bucket=bucket, Key=_PROBE_KEY, Body=b"ready").get("VersionId")
+    named = {"VersionId": version} if version else {}
+    administrator.delete_object(Bucket=bucket, Key=_PROBE_KEY, **named)
 
 
 def remove_sockets() -> None:

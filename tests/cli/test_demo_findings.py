@@ -12,6 +12,7 @@ from trimtab_operator.incidents import Incident, SkipRange
 from trimtab_operator.run_state import RunPhase, RunState
 
 EXACT = ExactnessReport(ranks=2, steps=STEPS, windows=STEPS, retrained=19, skipped=15, problems=())
+STORAGE = "the bucket keeps versions"
 LOSSES = {step: 1.7 + 0.05 * (step % 3 - 1) for step in range(1, STEPS + 1)}
 
 
@@ -26,7 +27,7 @@ def broken_promises(
     losses: dict[int, float] = LOSSES,
     audit: tuple[str, ...] = (),
 ) -> list[str]:
-    return [one.name for one in judge_run(state, DAMAGED, exactness, losses, audit) if not one.holds]
+    return [one.name for one in judge_run(state, DAMAGED, exactness, losses, audit, STORAGE) if not one.holds]
 
 
 def with_incident(state: RunState, **changes: object) -> RunState:
@@ -76,3 +77,7 @@ def test_missing_records_are_not_taken_for_healthy_ones(state: RunState) -> None
 
 def test_a_trail_with_a_problem_is_told(state: RunState) -> None:
     assert broken_promises(state, audit=("record 3: altered",)) == ["the audit trail is verified"]
+
+
+def test_a_verified_trail_says_what_its_bucket_proves(state: RunState) -> None:
+    assert judge_run(state, DAMAGED, EXACT, LOSSES, (), STORAGE)[-1].detail == STORAGE

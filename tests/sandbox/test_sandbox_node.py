@@ -142,8 +142,9 @@ def test_the_training_identity_cannot_touch_the_trail(sandbox: SandboxInfo) -> N
             identity.put_object(Bucket=bucket, Key="sandbox-test", Body=b"")
 
 
-def test_of_two_writers_of_one_new_object_one_is_refused(sandbox: SandboxInfo) -> None:
+def test_of_two_writers_of_one_new_object_one_is_refused_in_a_bucket_with_versions(sandbox: SandboxInfo) -> None:
     operator = s3_server.client(read_credentials(Layout(sandbox.home).credentials).s3_operator)
+    assert operator.get_bucket_versioning(Bucket="trimtab-audit")["Status"] == "Enabled"
     operator.put_object(Bucket="trimtab-audit", Key="sandbox-once", Body=b"first", IfNoneMatch="*")
     try:
         with pytest.raises(ClientError, match="PreconditionFailed"):

@@ -117,7 +117,8 @@ def _examine(output: Output, access: Access, job: KubernetesObject) -> dict[str,
         )
         records = read_surviving_records(store, root, run, trail.state.attempts)
     losses = {step: one.scalars.get("loss", math.nan) for step, one in records.items()}
-    findings = judge_run(trail.state, DAMAGED_WINDOWS, exactness, losses, verified.problems)
+    storage = verified.storage.says if verified.storage is not None else "no problem found"
+    findings = judge_run(trail.state, DAMAGED_WINDOWS, exactness, losses, verified.problems, storage)
     incident = damage_incident(trail.state, DAMAGED_WINDOWS)
     return {
         "job": f"{NAMESPACE}/{JOB}",

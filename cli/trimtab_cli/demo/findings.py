@@ -35,8 +35,9 @@ def judge_run(
     exactness: ExactnessReport,
     losses: Mapping[int, float],
     audit_problems: Sequence[str],
+    storage: str,
 ) -> tuple[Finding, ...]:
-    """Every promise; `losses` maps the steps of the surviving history to their loss."""
+    """Every promise; `losses` maps the steps of the surviving history to their loss, `storage` is the bucket's word."""
     findings = [Finding("the run completed", state.phase is RunPhase.COMPLETED, f"phase {state.phase}")]
     incident = damage_incident(state, damaged)
     if incident is None:
@@ -46,7 +47,7 @@ def judge_run(
         findings += [_seen(incident), _rolled_back(incident), _skipped(incident, damaged), _continued(incident, losses)]
     findings += [
         _trained(exactness),
-        Finding("the audit trail is verified", not audit_problems, "; ".join(audit_problems) or "no problem found"),
+        Finding("the audit trail is verified", not audit_problems, "; ".join(audit_problems) or storage),
     ]
     return tuple(findings)
 
