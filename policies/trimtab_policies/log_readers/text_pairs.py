@@ -19,6 +19,8 @@ _MARKED = re.compile(
 _BARE = re.compile(rf"(?P<name>{_WORD}(?: {_WORD})?)\s{{1,8}}{_VALUE}", re.IGNORECASE)
 _BARE_ONLY = re.compile(rf"(?:{_WORD}(?: {_WORD})?\s{{1,8}}{_NUMBER}{_UNIT}{_END}\s{{0,8}})+", re.IGNORECASE)
 _PARTS = re.compile(r"[|;\t]|,\s|(?<![:=\s])\s{2,8}")
+_PADDED = re.compile(rf"(?<=[A-Za-z_])\s{{2,8}}(?={_NUMBER}{_UNIT}{_END})", re.IGNORECASE)
+"""A gap that pads a number to its width, which bars set off: `| loss  5.20 | ppl   181.27`."""
 _LONGEST_LINE = 16 * 1024
 
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ns": 1e-9, "ms": 1e-3, "s": 1.0, "sec": 1.0}
@@ -28,7 +30,7 @@ def pairs(text: str) -> Iterator[tuple[str, str, str]]:
     """(name, number, unit) in order; the number is without thousands separators. Over 16 KiB of text are prose."""
     if len(text) > _LONGEST_LINE:
         return
-    for part in _PARTS.split(text):
+    for part in _PARTS.split(_PADDED.sub(" ", text) if "|" in text else text):
         found = list(_MARKED.finditer(part))
         if not found and _BARE_ONLY.fullmatch(part.strip()):
             found = list(_BARE.finditer(part))
