@@ -10,6 +10,8 @@ import yaml
 _PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _NULL_TAG = "tag:yaml.org,2002:null"
+_DEEPEST = 100
+"""Lists and mappings in one another: far more than any schema here has, far fewer than Python's stack takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,30 @@ class PolicyFinding:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class _TooDeep(Exception):
+    """The document is nested deeper than `_DEEPEST`."""
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+        super().__init__(line)
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Refuses what is nested too deeply itself: how much of a stack is left is another thing in every process."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        """One node, with all below it; raises _TooDeep."""
+        if self.depth >= _DEEPEST:
+            raise _TooDeep(cast("Any", self).peek_event().start_mark.line + 1)
+        self.depth += 1
+        try:
+            return cast("Any", super()).compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 class Document:
@@ -57,12 +83,13 @@ def documents(file: str, text: str) -> tuple[list[Document], list[PolicyFinding]
     """The documents up to the first place that is not YAML, and what is wrong there. Empty documents are left out."""
     found: list[Document] = []
     try:
-        nodes = yaml.compose_all(text, Loader=yaml.SafeLoader)  # pyright: ignore[reportUnknownMemberType] - the stubs leave it untyped
+        nodes = yaml.compose_all(text, Loader=_BoundedLoader)  # pyright: ignore[reportUnknownMemberType] - the stubs leave it untyped
         found.extend(Document(file, node) for node in nodes if node.tag != _NULL_TAG)
     except yaml.YAMLError as error:
         return found, [not_yaml(file, error)]
-    except RecursionError:
-        return found, [PolicyFinding(file, 0, "", "is nested too deeply to be read")]
+    except _TooDeep as error:
+        message = f"is nested too deeply to be read: {_DEEPEST} lists and mappings in one another are allowed"
+        return found, [PolicyFinding(file, error.line, "", message)]
     return found, []
 
 
@@ -76,8 +103,6 @@ def content_of(file: str, document: Document) -> tuple[object, list[PolicyFindin
     except (ValueError, OverflowError) as error:
         message = f"has a number or a date that cannot be read: {str(error).partition(':')[0]}"
         return None, [*findings, PolicyFinding(file, document.node.start_mark.line + 1, "", message)]
-    except RecursionError:
-        return None, [*findings, PolicyFinding(file, 0, "", "is nested too deeply to be read")]
 
 
 def not_yaml(file: str, error: yaml.YAMLError) -> PolicyFinding:
