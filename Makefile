@@ -4,6 +4,7 @@ SHELL := /bin/bash
 CACHE := $(or $(TRIMTAB_CACHE),$(HOME)/.cache/trimtab)
 ENVIRONMENT := $(CACHE)/env-$(shell (python3 scripts/requirements.py; cat constraints.txt) 2>/dev/null | sha256sum | cut -c1-16)
 BIN := .venv/bin
+TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
 SANDBOX := $(or $(TRIMTAB_SANDBOX_HOME),/var/lib/trimtab-sandbox)
 
 .PHONY: help environment demo test test-fast test-image lint format chart bench clean
@@ -27,11 +28,15 @@ environment: .venv/.made
 demo: environment
 	@$(BIN)/trimtab demo
 
+# Two at a time where each test has servers of its own, one after the other on the one node; both parts in any case.
 test: environment
-	@$(BIN)/python -m pytest -m "not image" --durations=25
+	@failed=0; \
+	$(BIN)/python -m pytest $(TWO_AT_A_TIME) -m "not node and not image" --durations=15 || failed=1; \
+	$(BIN)/python -m pytest -m "node and not image" --durations=25 || failed=1; \
+	exit $$failed
 
 test-fast: environment
-	@$(BIN)/python -m pytest -m "not node and not image" --durations=10
+	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) -m "not node and not image" --durations=10
 
 test-image: environment
 	@$(BIN)/python -m pytest -m image --durations=5
