@@ -1,7 +1,7 @@
 """The bucket of the trail keeps versions, also one from before it did, and a key has one winner all the same."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from botocore.exceptions import ClientError
 from object_store_fixture import ADMIN, ObjectStoreServer
@@ -21,7 +21,7 @@ def _won(client: Any, bucket: str, key: str, body: bytes) -> bool:
     try:
         client.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
     except ClientError as error:
-        code: str = error.response["Error"].get("Code", "")
+        code = str(cast("Any", error).response["Error"].get("Code"))
         assert code in {"PreconditionFailed", "ConditionalRequestConflict"}, code
         return False
     return True
