@@ -8,13 +8,30 @@ import msgspec
 from trimtab_contract.directives import LearningRateOverride
 from trimtab_contract.errors import UNREADABLE, MalformedManifest
 
+SCHEMA = 2
+"""Of the manifests that are written. Schema 1, which knew no slices, is still read."""
+
+
+class StoredSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of an object that is deserialised by itself: a chunk of the tensor `name`, or a plain value."""
+
+    name: str
+    offset: int
+    length: int
+    sha256: str
+
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object under the checkpoint's prefix: bytes, SHA-256 of the whole, and the rank that wrote it."""
+    """One object under the checkpoint's prefix: bytes, SHA-256 of the whole, and the rank that wrote it.
+
+    `slices` cover the object from its first byte to its last, in order; there are none where only the whole can be
+    read: in `.metadata`, in what belongs to one rank alone, and in all objects of schema 1.
+    """
 
     size: int
     sha256: str
     rank: int
+    slices: tuple[StoredSlice, ...] = ()
 
 
 class TensorDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +83,13 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     trigger: Literal["Initial", "Periodic", "Final", "Terminated"]
     saved_at: float
-    schema: int = 1
+    schema: int = SCHEMA
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """The one field that manifests of every schema have."""
+
+    schema: int
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
@@ -77,14 +100,18 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 def decode_manifest(body: bytes) -> CheckpointManifest:
     """Read a manifest; raises MalformedManifest."""
     try:
-        manifest = msgspec.json.decode(body, type=CheckpointManifest)
+        schema = msgspec.json.decode(body, type=_Version).schema
+        if not 1 <= schema <= SCHEMA:
+            message = f"the manifest has schema {schema}, this version reads schemas 1 to {SCHEMA}: {_advice(schema)}"
+            raise MalformedManifest(message)
+        return msgspec.json.decode(body, type=CheckpointManifest)
     except UNREADABLE as error:
         message = f"manifest cannot be decoded: {error}"
         raise MalformedManifest(message) from error
-    if manifest.schema != 1:
-        message = f"manifest schema {manifest.schema} is not supported; this version reads schema 1"
-        raise MalformedManifest(message)
-    return manifest
+
+
+def _advice(schema: int) -> str:
+    return "use a Trimtab as new as the one that saved it" if schema > SCHEMA else "it was not written by Trimtab"
 
 
 def sha256_hex(body: bytes) -> str:

@@ -9,6 +9,7 @@ from trimtab_contract.checkpoints import (
     EvaluationProbe,
     FiniteScan,
     StoredObject,
+    StoredSlice,
     TensorDescription,
     decode_manifest,
     encode_manifest,
@@ -35,7 +36,12 @@ MANIFEST = CheckpointManifest(
     lr=LearningRateOverride(scale=0.5, until_step=300),
     learning_rate=1e-3,
     optimizer_steps=170,
-    objects={"b.bin": StoredObject(size=3, sha256="ab", rank=0), "a.bin": StoredObject(size=1, sha256="cd", rank=1)},
+    objects={
+        "b.bin": StoredObject(
+            size=3, sha256="ab", rank=0, slices=(StoredSlice(name="head", offset=0, length=3, sha256="ab"),)
+        ),
+        "a.bin": StoredObject(size=1, sha256="cd", rank=1),
+    },
     tensors={"head": TensorDescription(dtype="float32", shape=(2, 3))},
     replica_checksum="00",
     replicas_agree=True,
@@ -65,12 +71,23 @@ def test_a_manifest_reads_back_and_has_one_form() -> None:
         (b'{"a":' * 5000, "manifest cannot be decoded"),
         (encode_manifest(MANIFEST)[:-9], "manifest cannot be decoded"),
         (encode_manifest(MANIFEST).replace(b"Periodic", b"Whenever"), "trigger"),
-        (encode_manifest(msgspec.structs.replace(MANIFEST, schema=2)), "schema 2 is not supported"),
+        (encode_manifest(msgspec.structs.replace(MANIFEST, schema=0)), "schema 0, this version reads schemas 1 to 2"),
+        (b'{"schema": 3, "objects": "packed"}', "schema 3, this version reads schemas 1 to 2: use a Trimtab as new"),
     ],
 )
 def test_a_manifest_that_cannot_be_right_is_refused(wire: bytes, reason: str) -> None:
     with pytest.raises(MalformedManifest, match=reason):
         decode_manifest(wire)
+
+
+def test_a_manifest_of_the_first_schema_is_read_and_has_no_slices() -> None:
+    fields = msgspec.json.decode(encode_manifest(MANIFEST))
+    first = {
+        name: {key: stored[key] for key in ("size", "sha256", "rank")} for name, stored in fields["objects"].items()
+    }
+    read = decode_manifest(msgspec.json.encode({**fields, "schema": 1, "objects": first}))
+    assert read.schema == 1
+    assert [stored.slices for stored in read.objects.values()] == [(), ()]
 
 
 def test_a_non_finite_evaluation_loss_makes_no_manifest_unreadable() -> None:

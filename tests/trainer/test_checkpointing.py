@@ -365,8 +365,8 @@ class TestVerification:
         stored = ObjectStore.put
 
         def bit_rot(self: ObjectStore, key: str, body: bytes | Path) -> None:
-            if key.endswith("__1_0.distcp") and isinstance(body, Path):
-                body = flipped_bit(body.read_bytes())
+            if key.endswith("__1_0.distcp") and isinstance(body, bytes):
+                body = flipped_bit(body)
             stored(self, key, body)
 
         monkeypatch.setattr(ObjectStore, "put", bit_rot)

@@ -1,6 +1,6 @@
 """The object store: the only module of the trainer that speaks S3."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,24 @@ MAX_ATTEMPTS = 3
 
 CHUNK_BYTES = 1024 * 1024
 _TRANSFER = TransferConfig(use_threads=False)
-_MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
+_MISSING = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NotFound"})
+_BEYOND_THE_END = frozenset({"InvalidRange", "416"})
+_CHECKSUM = "CRC32"
+"""Of every part; the only one that botocore computes without further libraries."""
+
 _TEMPORARY = frozenset({"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "TooManyRequests"})
+
+
+Bytes = bytes | bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of an upload as the server acknowledged it."""
+
+    number: int
+    etag: str
+    checksum: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,74 @@ class ObjectStore:
             body = self._client.get_object(Bucket=self.bucket, Key=key)["Body"]
             yield from body.iter_chunks(CHUNK_BYTES)
 
+    def stretch(self, key: str, offset: int, length: int, into: Callable[[bytes], object]) -> int:
+        """Hand `length` bytes from `offset` on to `into`, at most 1 MiB at a time; returns the whole object's size.
+
+        Fewer bytes come where the object ends before; none, and the size 0, where it ends before `offset`.
+        """
+        with self._translated("GetObject", key):
+            try:
+                answer = self._client.get_object(
+                    Bucket=self.bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}"
+                )
+            except ClientError as error:
+                if _code(error) in _BEYOND_THE_END:
+                    return 0
+                raise
+            for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
+                into(chunk)
+            return int(str(answer["ContentRange"]).rpartition("/")[2])
+
+    def begin_parts(self, key: str) -> str:
+        """Begin an upload in parts; returns its id. Nothing is visible under `key` before `complete_parts`."""
+        with self._translated("CreateMultipartUpload", key):
+            answer = self._client.create_multipart_upload(Bucket=self.bucket, Key=key, ChecksumAlgorithm=_CHECKSUM)
+            return str(answer["UploadId"])
+
+    def put_part(self, key: str, upload: str, number: int, body: Bytes) -> Part:
+        """Store part `number`, from 1; the server compares it with the checksum that travels along."""
+        with self._translated("UploadPart", key):
+            answer = self._client.upload_part(
+                Bucket=self.bucket,
+                Key=key,
+                UploadId=upload,
+                PartNumber=number,
+                Body=body,
+                ChecksumAlgorithm=_CHECKSUM,
+            )
+            return Part(number, str(answer["ETag"]), answer.get(f"Checksum{_CHECKSUM}"))
+
+    def complete_parts(self, key: str, upload: str, parts: Sequence[Part]) -> None:
+        """Make the object of all parts visible."""
+        named = [
+            {"PartNumber": part.number, "ETag": part.etag}
+            | ({} if part.checksum is None else {f"Checksum{_CHECKSUM}": part.checksum})
+            for part in sorted(parts, key=lambda part: part.number)
+        ]
+        with self._translated("CompleteMultipartUpload", key):
+            self._client.complete_multipart_upload(
+                Bucket=self.bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": named}
+            )
+
+    def abort_parts(self, key: str, upload: str) -> None:
+        """Give an upload in parts up and free what was stored of it; one that is not there any more is none."""
+        try:
+            with self._translated("AbortMultipartUpload", key):
+                self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
+        except ObjectMissing:
+            return
+
+    def unfinished(self, prefix: str) -> dict[str, str]:
+        """Uploads in parts under `prefix` that were neither completed nor given up: id and key."""
+        found: dict[str, str] = {}
+        with self._translated("ListMultipartUploads", prefix):
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.bucket, Prefix=prefix
+            ):
+                for entry in cast("list[dict[str, Any]]", page.get("Uploads", [])):
+                    found[entry["UploadId"]] = entry["Key"]
+        return found
+
     def get_to(self, key: str, path: Path) -> None:
         """Write the whole object into a file."""
         with path.open("wb") as file:
@@ -131,7 +215,7 @@ class ObjectStore:
 
     def _translate(self, error: ClientError, operation: str, key: str) -> StoreError:
         response = cast("Mapping[str, Any]", error.response)
-        code = str(response.get("Error", {}).get("Code", ""))
+        code = _code(error)
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code == "NoSuchBucket":
             return StoreRefused(f"checkpoint.uri: there is no bucket {self.bucket!r}: create it or correct the URI")
@@ -145,3 +229,8 @@ class ObjectStore:
                 "check the credentials and what they may do"
             )
         return StoreRefused(f"{operation} {self.bucket}/{key} was refused: {code or status}")
+
+
+def _code(error: ClientError) -> str:
+    response = cast("Mapping[str, Any]", error.response)
+    return str(response.get("Error", {}).get("Code", ""))

@@ -24,7 +24,9 @@ from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.checkpointing.restoring import Fetched, Restoration
 from trimtab_trainer.checkpointing.saving import SaveJob, SaveRequest, SaveThread, Trigger
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
-from trimtab_trainer.checkpointing.state import TrainingState, copied_to_host
+from trimtab_trainer.checkpointing.staging import StagingRoom
+from trimtab_trainer.checkpointing.state import TrainingState
+from trimtab_trainer.checkpointing.uploading import Pace
 from trimtab_trainer.checkpointing.verification import VerificationThread
 from trimtab_trainer.errors import RestoreFailed, TrainerError
 from trimtab_trainer.fields import InvalidFields
@@ -36,6 +38,9 @@ class CheckpointLimits:
 
     max_pending: int = 2
     """Saves that may wait for the store; each holds a copy of the state in host memory."""
+
+    upload_bytes_per_second: float | None = None
+    """What all uploads of a rank share; None is no bound."""
 
     save_deadline_seconds: float = 600.0
     restore_patience_seconds: float = 120.0
@@ -88,6 +93,7 @@ class Checkpointer:
         self._events: deque[CheckpointEvent] = deque()
         self._jobs: list[SaveJob] = []
         self._layout: ShardLayout | None = None
+        self._room = StagingRoom()
         self._saved: queue.SimpleQueue[tuple[str, CheckpointReference] | None] = queue.SimpleQueue()
         board = Board(coordination, self._stopped)
         self._saving = SaveThread(
@@ -100,6 +106,8 @@ class Checkpointer:
             saved=self._saved,
             stopped=self._stopped,
             prove=prove,
+            room=self._room,
+            pace=Pace(limits.upload_bytes_per_second, self._stopped),
         )
         self._verifying = VerificationThread(
             store,
@@ -144,7 +152,7 @@ class Checkpointer:
         if trigger == "Periodic" and pending >= self._limits.max_pending:
             self._events.append(CheckpointBehind(step, pending))
             return
-        flat = copied_to_host(state.flat())
+        flat = self._room.copy(state.flat())
         prefix = keys.checkpoint_prefix(self._root, self._run, step, attempt, random)
         if self._layout is None:
             self._layout = ShardLayout(flat, self._staging / "layout", rank=self._rank, exchange=self._exchange)

@@ -1,9 +1,11 @@
 """The local half of a restore: everything is fetched, verified and loaded beside the live state."""
 
 import hashlib
+import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -16,12 +18,12 @@ from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.errors import ContractError, MalformedManifest
 
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing.coordination import retried
 from trimtab_trainer.checkpointing.inspection import inspect
+from trimtab_trainer.checkpointing.reading import Place, VerifiedReader, patiently
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
-from trimtab_trainer.checkpointing.shards import METADATA_NAME, read_shards
+from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
 from trimtab_trainer.checkpointing.state import FlatState, describe, empty_on_host
-from trimtab_trainer.errors import ObjectMissing, RestoreFailed, StoreRefused, StoreUnavailable
+from trimtab_trainer.errors import RestoreFailed
 
 Result = TypeVar("Result")
 
@@ -48,25 +50,33 @@ class Restoration:
     on_progress: Callable[[], None]
 
     def fetch(self, reference: CheckpointReference, live: FlatState, skip: SkipLedger, folder: Path) -> Fetched:
-        """Fetch into `folder`, verify every object whole, then load; raises RestoreFailed.
+        """Read what this rank needs, each slice verified before it is deserialised; raises RestoreFailed.
 
-        `live` gives names, types and shapes and is not touched; nothing is unpickled before all is verified.
+        `live` gives names, types and shapes and is not touched. `.metadata` and all plain values are verified before
+        the first of them is unpickled. Objects of schema 1 have no slices: they are fetched into `folder` and verified
+        whole before anything is loaded.
         """
         deadline = time.monotonic() + self.patience_seconds
         prefix = self._prefix(reference)
         manifest = self._manifest(reference, deadline)
         _check_manifest(manifest, reference, self.run, skip)
         _check_structure(manifest, live)
-        for name, stored in manifest.objects.items():
-            self._fetch_object(f"{prefix}{name}", stored, folder / name, deadline)
         flat = empty_on_host(live)
-        _load(folder, flat)
+        reader = VerifiedReader(self.store, prefix, manifest.objects, deadline, self.stopped, self.on_progress)
+        own = f"rank-{self.rank:06d}.json"
+        rank_state = reader.whole(own) if own in manifest.objects else None
+        if manifest.schema == 1:
+            for name, stored in manifest.objects.items():
+                self._fetch_object(f"{prefix}{name}", stored, folder / name, deadline)
+            with _told():
+                read_shards(folder, flat)
+        else:
+            _read_slices(reader, manifest, flat)
         found = inspect(flat).checksum
         if found != manifest.replica_checksum:
             detail = f"the loaded state has checksum {found}, the saved one {manifest.replica_checksum}"
             raise RestoreFailed(RestoreFailure.CONTENT_MISMATCH, METADATA_NAME, detail)
-        own = folder / f"rank-{self.rank:06d}.json"
-        return Fetched(manifest, flat, own.read_bytes() if own.name in manifest.objects else None)
+        return Fetched(manifest, flat, rank_state)
 
     def _prefix(self, reference: CheckpointReference) -> str:
         prefix = reference.key.removesuffix(keys.MANIFEST_NAME)
@@ -103,14 +113,7 @@ class Restoration:
             raise RestoreFailed(RestoreFailure.OBJECT_DAMAGED, key, detail)
 
     def _patiently(self, operation: Callable[[], Result], key: str, deadline: float) -> Result:
-        try:
-            return retried(operation, deadline, self.stopped, self.on_progress)
-        except ObjectMissing as error:
-            raise RestoreFailed(RestoreFailure.OBJECT_MISSING, key, str(error)) from error
-        except StoreRefused as error:
-            raise RestoreFailed(RestoreFailure.STORE_REFUSED, key, str(error)) from error
-        except StoreUnavailable as error:
-            raise RestoreFailed(RestoreFailure.STORE_UNAVAILABLE, key, str(error)) from error
+        return patiently(operation, key, deadline, self.stopped, self.on_progress)
 
 
 def _check_manifest(
@@ -147,9 +150,27 @@ def _check_structure(manifest: CheckpointManifest, live: FlatState) -> None:
             raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, name, f"saved is {saved}, this run has {mine}")
 
 
-def _load(folder: Path, flat: FlatState) -> None:
+def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, flat: FlatState) -> None:
+    values: dict[Place, bytes] = {}
+
+    def keep(place: Place, body: memoryview) -> None:
+        values[place] = bytes(body)
+
+    metadata = reader.whole(METADATA_NAME)
+    # All that is pickled is verified before the first of it is unpickled, and what is no tensor is pickled.
+    reader.slices(reader.places(lambda part: part.name not in manifest.tensors), keep)
+    with _told():
+        reading = ShardReading(metadata, flat)
+        for place in reading.values:
+            reading.load(place, values[place])
+        reader.slices(reading.tensors, reading.load)
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """What torch raises while it reads, as RestoreFailed."""
     try:
-        read_shards(folder, flat)
-    except (CheckpointException, RuntimeError, ValueError, OSError) as error:
+        yield
+    except (CheckpointException, RuntimeError, ValueError, LookupError, OSError, pickle.UnpicklingError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise RestoreFailed(RestoreFailure.UNREADABLE, METADATA_NAME, lines[-1]) from error

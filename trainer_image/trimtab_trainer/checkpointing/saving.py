@@ -1,6 +1,5 @@
 """The background half of a save: inspect the copy, write and upload its shards, and the manifest last of all."""
 
-import hashlib
 import platform
 import queue
 import shutil
@@ -30,7 +29,9 @@ from trimtab_trainer.checkpointing.events import CheckpointEvent, Saved, SaveFai
 from trimtab_trainer.checkpointing.inspection import Inspection, inspect, refusal
 from trimtab_trainer.checkpointing.reasons import SaveRefusal
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
+from trimtab_trainer.checkpointing.staging import StagingRoom
 from trimtab_trainer.checkpointing.state import FlatState, describe, tensors_of
+from trimtab_trainer.checkpointing.uploading import ObjectUpload, Pace
 from trimtab_trainer.errors import PeerLost, SaveBroken, StoreError
 
 Trigger = Literal["Initial", "Periodic", "Final", "Terminated"]
@@ -110,9 +111,11 @@ class SaveThread(threading.Thread):
         saved: "queue.SimpleQueue[tuple[str, CheckpointReference] | None]",
         stopped: threading.Event,
         prove: Callable[[], None],
+        room: StagingRoom,
+        pace: Pace,
     ) -> None:
         super().__init__(name="checkpoint-save", daemon=True)
-        self._prove = prove
+        self._prove, self._room, self._pace = prove, room, pace
         self._store, self._board, self._run_id = store, board, run
         self._rank, self._world_size = rank, world_size
         self._events, self._saved, self._stopped = events, saved, stopped
@@ -128,6 +131,7 @@ class SaveThread(threading.Thread):
             try:
                 self._save(job)
             finally:
+                self._room.give_back(job.flat)
                 job.flat = {}
                 shutil.rmtree(job.folder, ignore_errors=True)
                 job.done.set()
@@ -177,25 +181,29 @@ class SaveThread(threading.Thread):
     def _stored(self, job: SaveJob) -> _Share:
         # A run that goes on from here after a crash must still be able to show how it got here.
         retried(self._prove, job.deadline, self._stopped)
-        written = job.layout.write(job.flat, job.folder)
-        (job.folder / f"rank-{self._rank:06d}.json").write_bytes(job.rank_state)
-        objects = {path.name: self._upload(job, path) for path in sorted(job.folder.iterdir())}
-        return _Share(objects=objects, written=written)
+        with self._uploading(job, job.layout.object_name) as shard:
+            written = job.layout.write(job.flat, shard)
+        own = self._put(job, f"rank-{self._rank:06d}.json", job.rank_state)
+        return _Share(objects={job.layout.object_name: shard.stored(self._rank), **own}, written=written)
 
-    def _upload(self, job: SaveJob, path: Path) -> StoredObject:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._put(job, path.name, path)
-        return StoredObject(size=path.stat().st_size, sha256=digest, rank=self._rank)
+    def _uploading(self, job: SaveJob, name: str) -> ObjectUpload:
+        return ObjectUpload(
+            self._store, f"{job.prefix}{name}", pace=self._pace, deadline=job.deadline, stopped=self._stopped
+        )
+
+    def _put(self, job: SaveJob, name: str, body: bytes) -> dict[str, StoredObject]:
+        with self._uploading(job, name) as upload:
+            upload.write(body)
+        return {name: upload.stored(self._rank)}
 
     def _finished(self, job: SaveJob, own: Inspection) -> CheckpointReference:
         """On rank 0: when all shares are there, `.metadata`, and the manifest last."""
         try:
             bodies = self._board.wait(self._of_all(job, "objects"), job.deadline + PEER_GRACE_SECONDS)
             shares = _complete([msgspec.json.decode(body, type=_Share) for body in bodies])
-            job.layout.finish(job.folder, [share.written for share in shares])
+            metadata = job.layout.metadata(job.folder, [share.written for share in shares])
             objects = {name: stored for share in shares for name, stored in share.objects.items()}
-            objects[METADATA_NAME] = self._upload(job, job.folder / METADATA_NAME)
+            objects |= self._put(job, METADATA_NAME, metadata)
             body = encode_manifest(self._manifest(job, own, objects))
             self._put(job, keys.MANIFEST_NAME, body)
         except (StoreError, SaveBroken, PeerLost, OSError) as error:
@@ -231,9 +239,6 @@ class SaveThread(threading.Thread):
             trigger=request.trigger,
             saved_at=request.saved_at,
         )
-
-    def _put(self, job: SaveJob, name: str, body: bytes | Path) -> None:
-        retried(lambda: self._store.put(f"{job.prefix}{name}", body), job.deadline, self._stopped)
 
     def _tell(self, key: str, value: msgspec.Struct) -> None:
         self._board.announce(key, msgspec.json.encode(value))

@@ -8,19 +8,53 @@ import dataclasses
 import pickle
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, Protocol, cast
 
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import SavePlan
+import torch
+from torch import Tensor
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    DEFAULT_SUFFIX,
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,  # pyright: ignore[reportPrivateUsage] the form of `.metadata` that DCP's own reader knows
+    _StoragePrefix,  # pyright: ignore[reportPrivateUsage] how its plan names a rank's object
+)
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType] untyped path
 from torch.distributed.checkpoint.storage import WriteResult
 
+from trimtab_trainer.checkpointing.reading import Place
 from trimtab_trainer.checkpointing.state import FlatState
 from trimtab_trainer.errors import SaveBroken
 
 METADATA_NAME = ".metadata"
+
+
+class Sink(Protocol):
+    """Where a rank's share goes, from its first byte to its last."""
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        ...
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Take bytes over; returns how many."""
+        ...
+
+    def flush(self) -> None:
+        """Called at the end of every tensor."""
+        ...
+
+    def slice(self, name: str, /) -> AbstractContextManager[None]:
+        """What is written meanwhile is deserialised by itself."""
+        ...
 
 
 class ShardLayout:
@@ -39,33 +73,91 @@ class ShardLayout:
         self._plan = writer.prepare_global_plan(plans)[rank]
         folder.rmdir()
 
-    def write(self, flat: FlatState, folder: Path) -> str:
-        """Write this rank's share of a copy; returns what rank 0 needs for `finish`. Raises SaveBroken."""
-        writer, planner = _writer(folder), DefaultSavePlanner()
-        writer.set_up_storage_writer(self._rank == 0)
-        planner.set_up_planner(flat, writer.storage_meta(), self._rank == 0)  # pyright: ignore[reportUnknownMemberType] untyped dict
-        folder.mkdir(parents=True, exist_ok=True)
+    @property
+    def object_name(self) -> str:
+        """The object that holds this rank's share."""
+        return f"{cast('_StoragePrefix', self._plan.storage_data).prefix}0{DEFAULT_SUFFIX}"
+
+    def write(self, flat: FlatState, sink: Sink) -> str:
+        """Write this rank's share of a copy to `object_name`; returns what rank 0 needs for `finish`.
+
+        The form is the one that DCP's own reader knows. Raises SaveBroken, and what the sink raises.
+        """
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(flat, None, self._rank == 0)  # pyright: ignore[reportUnknownMemberType] untyped dict
+        items = sorted(planner.finish_plan(self._plan).items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
         try:
-            written = writer.write_data(planner.finish_plan(self._plan), planner)
-            written.wait()
-            return _packed(written.value())
-        except (OSError, RuntimeError) as error:
-            raise SaveBroken(f"writing shards to {folder} failed: {error}") from error
+            return _packed([self._written(item, planner.resolve_data(item), sink) for item in items])
+        except RuntimeError as error:
+            raise SaveBroken(f"writing {self.object_name} failed: {error}") from error
 
-    def finish(self, folder: Path, results: list[str]) -> None:
-        """On rank 0: write `.metadata` from what every rank's `write` returned. Raises SaveBroken.
+    def _written(self, item: WriteItem, data: Tensor | BytesIO, sink: Sink) -> WriteResult:
+        offset = sink.size
+        with sink.slice(item.index.fqn):
+            if isinstance(data, BytesIO):
+                sink.write(data.getbuffer())
+            else:
+                torch.save(_compact(data), cast("IO[bytes]", sink))
+        length = sink.size - offset
+        return WriteResult(item.index, length, _StorageInfo(self.object_name, offset, length))
 
-        DCP has reported success for shards that were never written, so the results are counted.
+    def metadata(self, folder: Path, results: list[str]) -> bytes:
+        """On rank 0: `.metadata`, from what every rank's `write` returned. Raises SaveBroken.
+
+        DCP has reported success for shards that were never written, so the results are counted. `folder` is a place
+        on this machine where DCP may leave a file.
         """
         written = cast("list[list[WriteResult]]", [_unpacked(text) for text in results])
         found = {result.index.fqn for share in written for result in share}
         missing = self._metadata.state_dict_metadata.keys() - found
         if missing:
             raise SaveBroken(f"no shard holds {', '.join(sorted(missing))}")
+        folder.mkdir(parents=True)
         try:
             _writer(folder).finish(dataclasses.replace(self._metadata), written)
+            return (folder / METADATA_NAME).read_bytes()
         except (OSError, RuntimeError) as error:
             raise SaveBroken(f"writing {METADATA_NAME} to {folder} failed: {error}") from error
+
+
+class ShardReading:
+    """Which slices of a checkpoint this rank needs for `into`, and how each gets there.
+
+    Both `metadata` and the slices are unpickled: they must be known to be what was saved. Whatever torch raises passes
+    through.
+    """
+
+    def __init__(self, metadata: bytes, into: FlatState) -> None:
+        """`into` gives names, types and shapes, and is filled by `load`."""
+        self._into = into
+        found = cast("Metadata", pickle.loads(metadata))  # noqa: S301 verified by the caller
+        self._planner = DefaultLoadPlanner()
+        self._planner.set_up_planner(into, found, is_coordinator=True)  # pyright: ignore[reportUnknownMemberType] untyped dict
+        plan = self._planner.finish_plan(self._planner.create_local_plan())
+        self._items: dict[Place, list[ReadItem]] = {}
+        for item in plan.items:
+            stored: _StorageInfo = found.storage_data[item.storage_index]
+            self._items.setdefault(Place(stored.relative_path, stored.offset, stored.length), []).append(item)
+
+    @property
+    def values(self) -> list[Place]:
+        """Where plain values lie, which are unpickled."""
+        return [place for place, items in self._items.items() if items[0].type is LoadItemType.BYTE_IO]
+
+    @property
+    def tensors(self) -> list[Place]:
+        """Where chunks of tensors lie."""
+        return [place for place, items in self._items.items() if items[0].type is not LoadItemType.BYTE_IO]
+
+    def load(self, place: Place, body: bytes | memoryview) -> None:
+        """Deserialise one slice into `into`; several may be at it at once."""
+        found: object = torch.load(BytesIO(body), map_location="cpu", weights_only=True)
+        for item in self._items[place]:
+            if isinstance(found, Tensor):
+                target = self._planner.resolve_tensor(item)
+                target.copy_(narrow_tensor_by_index(found, item.storage_offsets, item.lengths))
+            else:
+                self._into[item.dest_index.fqn] = found
 
 
 def read_shards(folder: Path, into: FlatState) -> None:
@@ -79,6 +171,12 @@ def _writer(folder: Path) -> FileSystemWriter:
     # One thread: with more, DCP has reported success for a save that failed. No fsync: the folder is only a stop on
     # the way to the object store.
     return FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, thread_count=1)
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """Without the rest of a larger storage of which the tensor is a view, for all of it would be saved."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor.detach() if whole else tensor.detach().clone()
 
 
 def _packed(value: Any) -> str:

@@ -59,14 +59,6 @@ def tensors_of(flat: FlatState) -> dict[str, Tensor]:
     return {name: value for name, value in flat.items() if isinstance(value, Tensor)}
 
 
-def copied_to_host(flat: FlatState) -> FlatState:
-    """A copy on the CPU that later updates do not reach."""
-    return {
-        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-        for name, value in flat.items()
-    }
-
-
 def empty_on_host(flat: FlatState) -> FlatState:
     """Room for a state of the same structure, on the CPU."""
     return {
