@@ -4,7 +4,6 @@ from scripted_world import ScriptedRun, directive_of
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import Action
 from trimtab_contract.journal import JournalRecord, Phase, effective, verify_chain
-from trimtab_operator.journal_fold import fold_all
 from trimtab_operator.remediation import check_transition
 from trimtab_operator.run_state import CheckpointState, JournalAction, RequestAction, RequestState, RunPhase, RunState
 
@@ -16,14 +15,13 @@ def check(run: ScriptedRun, *, refuses: bool = False) -> None:
     bodies = sorted(run.store.bodies.items())
     report = verify_chain(bodies)
     assert report.intact, report.problems
-    phase, state = RunPhase.PENDING, RunState()
+    phase, state = RunPhase.PENDING, run.state
     counted = effective(run.announced)
     for index in range(len(counted)):
         after = (counted[index].after or {}).get("phase")
         if after is not None:
             check_transition(phase, RunPhase(after))
             phase = RunPhase(after)
-    state = fold_all(counted)
     assert state.phase is phase
     intents = [one.id for one in counted if one.phase is Phase.INTENT]
     assert len(intents) == len(set(intents)), "an intent was written twice"

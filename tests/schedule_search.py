@@ -5,17 +5,21 @@ turn in which it is interrupted. As soon as it stands where a run stood that has
 the rest is known; so all pairs cost little more than all single interruptions.
 """
 
+import gc
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+import memory_journal
 import pytest
 import scripted_world
 from played_trainer import Scenario
 from run_standing import Past, Standing, standing
 from scripted_operator import Playing, ScriptedOperator
 from scripted_world import ScriptedRun
-from trimtab_contract.journal import JournalRecord
+from trimtab_contract import journal as contract
+from trimtab_contract.journal import JournalRecord, parse_record, record_hash
 from trimtab_operator import journal, journal_fold
 from trimtab_operator.run_state import RunState
 
@@ -34,8 +38,12 @@ class Violation(AssertionError):
 
 @contextmanager
 def folded_once() -> Generator[None]:
-    """Each journal is folded once: a record's hash says all that came before it, and thereby what is folded."""
+    """Each record is read and each journal folded once: a hash says all that came before it, and what is folded.
+
+    The garbage collector rests meanwhile: it would look at every state again and again, and finds nothing.
+    """
     states: dict[str, RunState] = {}
+    parsed, hashed = lru_cache(None)(parse_record), lru_cache(None)(record_hash)
 
     def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
         honest = state.seq == 0 or states.get(state.head) is state
@@ -46,9 +54,31 @@ def folded_once() -> Generator[None]:
         return states[head]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "fold", fold)
-        patch.setattr(scripted_world, "fold", fold)
-        yield
+        for module in (journal, scripted_world):
+            patch.setattr(module, "fold", fold)
+        for module in (journal, memory_journal, contract):
+            patch.setattr(module, "parse_record", parsed)
+            patch.setattr(module, "record_hash", hashed)
+        patch.setattr(contract, "canonical_bytes", _once(contract.canonical_bytes))
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
+
+
+def _once(canonical_bytes: Callable[[JournalRecord], bytes]) -> Callable[[JournalRecord], bytes]:
+    """The bytes of records that were read, each written out once; a record that was read is never forgotten here."""
+    written: dict[int, tuple[JournalRecord, bytes]] = {}
+
+    def canonical(record: JournalRecord) -> bytes:
+        if id(record) not in written:
+            written[id(record)] = (record, canonical_bytes(record))
+        return written[id(record)][1]
+
+    return canonical
 
 
 @dataclass

@@ -3,15 +3,16 @@
 What happens is drawn from a seeded source before the run begins, so a run can be played again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import product
 from random import Random
 from typing import Any
 
 from played_trainer import PlayedWorld, Scenario
 from scripted_operator import ScriptedOperator
-from scripted_world import Killed, ScriptedRun
+from scripted_world import Killed, ScriptedRun, rebound
 from trimtab_contract.directives import AckState, Reason
 from trimtab_operator.errors import BusUnavailable, ClusterUnavailable, Fenced, OperatorError, StoreUnavailable
 from trimtab_operator.observation import Pods, PodsState
@@ -151,29 +152,62 @@ def happening(events: tuple[Event, ...], chance: Random, most: int = 6) -> Calla
     return happen
 
 
-def with_a_frozen_leader(
-    scenario: Scenario,
-    frozen_at: int,
-    sleeps: int,
-    operator: Callable[[ScriptedRun], ScriptedOperator] = ScriptedOperator,
-) -> ScriptedRun:
+class FrozenLeader:
     """A leader freezes with an act under way; another one takes over; the first wakes and goes on as if nothing was."""
-    run = ScriptedRun(scenario)
-    run.kills = frozenset({(frozen_at, "frozen")})
-    leader, old, wakes_at, quiet = operator(run), None, -1, 0
-    while run.ticks < 400 and quiet < 12:
+
+    def __init__(self, run: ScriptedRun, operator: Callable[[ScriptedRun], ScriptedOperator]) -> None:
+        self.run, self.leader, self._operator = run, operator(run), operator
+        self._old: ScriptedOperator | None = None
+        self._wakes_at = -1
+        self._quiet = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing happens any more."""
+        return self.run.ticks >= 400 or self._quiet >= 12
+
+    def fork(self) -> "FrozenLeader":
+        """The same, before anybody froze, to be continued in another way."""
+        assert self._old is None
+        run = self.run.fork()
+        return rebound(self, run=run, leader=self.leader.fork(run))
+
+    def step(self, sleeps: int = 0) -> None:
+        """One turn of who leads, and time passes; who freezes in it wakes after so many ticks."""
+        run = self.run
         before = (len(run.store.bodies), len(run.records), len(run.acks))
         try:
-            leader.turn()
+            self.leader.turn()
         except Killed:
-            old, wakes_at, leader = leader, run.ticks + sleeps, operator(run)
-            leader.turn()
-        if old is not None and run.ticks >= wakes_at:
-            old = _wake(run, old)
+            self._old, self._wakes_at, self.leader = self.leader, run.ticks + sleeps, self._operator(run)
+            self.leader.turn()
+        if self._old is not None and run.ticks >= self._wakes_at:
+            self._old = _wake(run, self._old)
         run.tick()
         same = before == (len(run.store.bodies), len(run.records), len(run.acks))
-        quiet = quiet + 1 if same and (old is None or wakes_at < run.ticks) else 0
-    return run
+        self._quiet = self._quiet + 1 if same and (self._old is None or self._wakes_at < run.ticks) else 0
+
+
+def with_a_frozen_leader(
+    scenario: Scenario,
+    sleeps: tuple[int, ...],
+    operator: Callable[[ScriptedRun], ScriptedOperator] = ScriptedOperator,
+) -> Iterator[tuple[int, int, ScriptedRun]]:
+    """For every act and each sleep the run whose leader freezes in it: (number of the act, ticks, the run at its end).
+
+    What comes before the act is played once.
+    """
+    playing = FrozenLeader(ScriptedRun(scenario), operator)
+    while not playing.over:
+        before, first = playing.fork(), playing.run.operations
+        playing.step()
+        for number, ticks in product(range(first, playing.run.operations), sleeps):
+            frozen = before.fork()
+            frozen.run.kills = frozenset({(number, "frozen")})
+            frozen.step(ticks)
+            while not frozen.over:
+                frozen.step()
+            yield number, ticks, frozen.run
 
 
 def _wake(run: ScriptedRun, old: ScriptedOperator) -> ScriptedOperator | None:

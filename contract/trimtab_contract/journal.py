@@ -89,8 +89,16 @@ def _plain(value: Any) -> Any:
 
 def canonical_bytes(record: JournalRecord) -> bytes:
     """Canonical JSON: sorted keys, no spaces, UTF-8, no NaN."""
-    text = json.dumps(plain(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    built = msgspec.to_builtins(record, str_keys=True)
+    try:
+        text = _dumped(built)
+    except ValueError:  # a number that JSON does not know: so rare that nothing is looked through for it before
+        text = _dumped(_plain(built))
     return text.encode()
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def record_hash(body: bytes) -> str:

@@ -10,6 +10,7 @@ import pytest
 from played_trainer import Scenario
 from run_checks import check, decisions, story, surviving_windows
 from run_fates import at, crash
+from schedule_search import folded_once
 from scripted_operator import ScriptedOperator, play
 from scripted_world import ScriptedRun
 from trimtab_operator.commands import Command
@@ -57,9 +58,11 @@ def schedules(events: tuple[Event, ...], name: str, kind: str) -> list[ScriptedR
 
         kills = [(chance.randrange(60), chance.choice(("before", "after", "lost", "undone")))]
         happens = happening(events, chance)
-        runs.append(
-            play(SCENARIOS[name], kills=kills, on_tick=happens, operator=start, world=BadDay, at_least=72, ticks=400)
-        )
+        with folded_once():
+            run = play(
+                SCENARIOS[name], kills=kills, on_tick=happens, operator=start, world=BadDay, at_least=72, ticks=400
+            )
+        runs.append(run)
     print(f"{name}, {kind}: {len(runs)} schedules drawn with seed {SEED}")
     return runs
 
@@ -85,9 +88,8 @@ def test_whatever_is_lost_edited_or_deleted_the_run_ends_well(name: str, kind: s
 def test_an_old_leader_that_wakes_anywhere_changes_nothing(name: str) -> None:
     undisturbed = play(SCENARIOS[name])
     count = 0
-    for number in range(undisturbed.operations):
-        for sleeps in (0, 1, 7):
-            run = with_a_frozen_leader(SCENARIOS[name], number, sleeps)
+    with folded_once():
+        for number, sleeps, run in with_a_frozen_leader(SCENARIOS[name], (0, 1, 7)):
             ends_well(run)
             assert (story(run), decisions(run)) == (story(undisturbed), decisions(undisturbed)), (number, sleeps)
             count += 1
