@@ -208,26 +208,26 @@ class Run:
         return decode(TerminationMessage, self.message_path(world, node).read_text().strip())
 
     @contextmanager
-    def world(self, number: int = 1, *, torchrun: bool = False) -> Generator["World"]:
-        """Two pods; ended by their process ids whatever happens. Without torchrun the trainer is the first process."""
+    def world(self, number: int = 1, *, torchrun: bool = False, ranks: int = RANKS) -> Generator["World"]:
+        """A pod per rank, ended by its process id in any case. Without torchrun the trainer is its first process."""
         with socket.socket() as chosen:
             chosen.bind(("127.0.0.1", 0))
             port = chosen.getsockname()[1]
-        world = World(self, [self._pod(number, node, port, torchrun) for node in range(RANKS)])
+        world = World(self, [self._pod(number, node, ranks, port, torchrun) for node in range(ranks)])
         try:
             yield world
         finally:
             world.kill()
 
-    def _pod(self, number: int, node: int, port: int, torchrun: bool) -> "subprocess.Popen[bytes]":
+    def _pod(self, number: int, node: int, ranks: int, port: int, torchrun: bool) -> "subprocess.Popen[bytes]":
         environment = self.environment(number, node)
         command = [sys.executable]
         if torchrun:
-            command += ["-m", "torch.distributed.run", "--nnodes", str(RANKS), "--node-rank", str(node)]
+            command += ["-m", "torch.distributed.run", "--nnodes", str(ranks), "--node-rank", str(node)]
             command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
             command += ["--max-restarts", "0"]
         else:
-            rendezvous = {"RANK": node, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+            rendezvous = {"RANK": node, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
             environment |= {name: str(value) for name, value in rendezvous.items()} | {"MASTER_ADDR": "127.0.0.1"}
         command += ["-m", self.program]
         with (self.folder / f"log-{number}-{node}.txt").open("wb") as log:
