@@ -4,6 +4,10 @@
 that `trimtab policy backtest` reads, and `index.json`, a list of objects with `name` (a file's name up to its first
 dot), `kind`, and where they exist `spikes` (steps), `note`, `source`, `path`, `commit`, `licence`. Nothing in the
 policies knows the logs.
+
+With `--held-out` the directory has the logs of benchmarks/held_out_logs.json, which nobody tuned anything on, and
+docs/judgement-held-out.md is written, which says where they come from. A file that is not the one that was labelled is
+refused.
 """
 
 import argparse
@@ -11,6 +15,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +27,12 @@ from trimtab_policies.log_readers.points import LogPoint
 from trimtab_policies.policy import AcceptedPolicy
 
 from benchmarks.figures import ROOT
-from benchmarks.judgement_table import RISEN, Judgement, Rise, Stretch, document
+from benchmarks.held_out import INDEX, held_out_points
+from benchmarks.judgement_table import HELD_OUT, KNOWN, RISEN, Judgement, Rise, Stretch, document, file_of
 
 DEFAULT_POLICY = ROOT / "policies" / "library" / "default.yaml"
 PAGE = ROOT / "docs" / "judgement.md"
+HELD_OUT_PAGE = ROOT / "docs" / "judgement-held-out.md"
 
 
 def main() -> int:
@@ -33,14 +40,23 @@ def main() -> int:
     options = _options()
     try:
         policies = load_policies([options.policy])
-        labels: list[dict[str, Any]] = json.loads((options.logs / "index.json").read_text())
-        judgements = [_judge(policies, options.logs, label) for label in labels]
+        judgements = _judgements(policies, options)
     except (CliError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    options.page.write_text(document(judgements, options.policy.stem, [policy.hash for policy in policies]))
-    print(f"written: {options.page}")
+    page: Path = options.page or (HELD_OUT_PAGE if options.held_out else PAGE)
+    hashes = [policy.hash for policy in policies]
+    page.write_text(document(judgements, options.policy.stem, hashes, HELD_OUT if options.held_out else KNOWN))
+    print(f"written: {page}")
     return 0
+
+
+def _judgements(policies: tuple[AcceptedPolicy, ...], options: argparse.Namespace) -> list[Judgement]:
+    folder: Path = options.logs
+    labels: list[dict[str, Any]] = json.loads((options.held_out or folder / "index.json").read_text())
+    if options.held_out:
+        return [_judge(policies, held_out_points(folder, label), label) for label in labels]
+    return [_judge(policies, open_log(file_of(folder, label["name"])), label) for label in labels]
 
 
 def _options() -> argparse.Namespace:
@@ -48,38 +64,40 @@ def _options() -> argparse.Namespace:
     given = os.environ.get("TRIMTAB_TRAINING_LOGS")
     parser.add_argument("--logs", type=Path, default=given, required=given is None, help="the labelled logs")
     parser.add_argument("--policy", type=Path, default=DEFAULT_POLICY, help="the policy; default: the shipped one")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where to write; default: docs/judgement.md")
+    parser.add_argument(
+        "--held-out", type=Path, nargs="?", const=INDEX, metavar="LABELS", help="judge the logs that nobody tuned on"
+    )
+    parser.add_argument("--page", type=Path, help="where to write; default: a page of docs/")
     return parser.parse_args()
 
 
-def _judge(policies: tuple[AcceptedPolicy, ...], folder: Path, label: dict[str, Any]) -> Judgement:
+def _judge(policies: tuple[AcceptedPolicy, ...], points: Iterable[LogPoint], label: dict[str, Any]) -> Judgement:
     backtest = Backtest(policies)
-    marks = _Marks()
-    for point in open_log(_file(folder, label["name"])):
+    marks = _Marks(label.get("damage", ()))
+    for point in points:
         judged = backtest.take(point)
         if judged is not None:
             marks.take(point, judged.entry.run)
-    return Judgement(label, backtest.report(), tuple(marks.stretches), marks.rise())
-
-
-def _file(folder: Path, name: str) -> Path:
-    for path in sorted(folder.iterdir()):
-        if path.name.partition(".")[0] == name:
-            return path
-    message = f"{folder} has no log called {name}"
-    raise FileNotFoundError(message)
+    return Judgement(label, backtest.report(), tuple(marks.stretches), marks.rise(), tuple(marks.seen))
 
 
 class _Marks:
-    """What the losses themselves say: where they are not finite, and where they rise for good."""
+    """What the losses themselves say: where they are not finite, and where they rise for good.
 
-    def __init__(self) -> None:
+    `damage` are the steps at which a person sees it; `seen` are the records.
+    """
+
+    def __init__(self, damage: Sequence[int]) -> None:
+        self._damage = damage
+        self.seen: list[Stretch] = []
         self.stretches: list[Stretch] = []
         self._losses: list[tuple[int, float]] = []
 
     def take(self, point: LogPoint, run: int) -> None:
         loss = point.scalars.get("loss", math.nan)
         self._losses.append((point.step, loss))
+        if point.step in self._damage:
+            self.seen.append(Stretch(run, point.step, len(self._losses), len(self._losses)))
         if math.isfinite(loss) or "loss" not in point.scalars:
             return
         position = len(self._losses)
