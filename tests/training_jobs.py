@@ -127,6 +127,7 @@ def training_job(name: str, data: Path, *, steps: int = 300, config: Json | None
             "endpoint": S3_IN_CLUSTER,
             "everySteps": 10,
             "certifySteps": 40,
+            "keepLast": 100,  # runs are compared, and which checkpoints are gone by then is a matter of chance
             "credentialsSecretRef": {"name": "s3"},
         },
         "guard": {"policies": [{"name": "guard"}]},

@@ -14,6 +14,7 @@ from trimtab_contract.journal import (
     GENESIS,
     Evidence,
     JournalRecord,
+    Phase,
     canonical_bytes,
     effective,
     parse_record,
@@ -144,6 +145,13 @@ def named_evidence(records: Iterable[JournalRecord]) -> tuple[NamedEvidence, ...
         for item in items:
             found.setdefault((item.store, item.key, item.sha256), NamedEvidence(record.seq, item))
     return tuple(found.values())
+
+
+def deleted_manifests(records: Iterable[JournalRecord]) -> frozenset[str]:
+    """The manifest keys of the checkpoints whose deletion was announced: nobody expects them to be there."""
+    intents = (one for one in records if one.action == JournalAction.DELETING and one.phase is Phase.INTENT)
+    references = (dict((one.after or {}).get("checkpoint") or {}) for one in intents)
+    return frozenset(str(reference["key"]) for reference in references if "key" in reference)
 
 
 def readable_records(bodies: Iterable[tuple[int, bytes]]) -> tuple[JournalRecord, ...]:

@@ -16,7 +16,14 @@ from trimtab_cli.bucket_versions import StorageReport, Versioning, storage_repor
 from trimtab_cli.errors import CliError, NotFound
 from trimtab_cli.job_view import section
 from trimtab_cli.output import Output
-from trimtab_cli.trail import NamedEvidence, TrailReport, examine, named_evidence, readable_records
+from trimtab_cli.trail import (
+    NamedEvidence,
+    TrailReport,
+    deleted_manifests,
+    examine,
+    named_evidence,
+    readable_records,
+)
 from trimtab_cli.trail_file import TrailFile
 
 _WITHOUT = "Give --without-checkpoints to prove the trail and the audit bucket alone"
@@ -35,6 +42,7 @@ class Verified:
         evidence_problems: list[str],
         fetched: int,
         unchecked: int,
+        deleted: int = 0,
     ) -> None:
         self.report = report
         self.signature = signature
@@ -43,6 +51,7 @@ class Verified:
         self.problems = (*report.problems, *signature.problems, *behind, *evidence_problems)
         self.fetched = fetched
         self.unchecked = unchecked
+        self.deleted = deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +140,18 @@ def _verified(
     problems: list[str],
 ) -> Verified:
     report = examine(bodies, known.vouched, known.anchor, run)
-    items = named_evidence(readable_records(bodies))
-    wanted = [item for item in items if item.evidence.store in getters or item.evidence.store != "checkpoint"]
+    records = readable_records(bodies)
+    items, gone = named_evidence(records), deleted_manifests(records)
+    deleted = [item for item in items if item.evidence.store == "checkpoint" and item.evidence.key in gone]
+    known_store = [item for item in items if item.evidence.store in getters or item.evidence.store != "checkpoint"]
+    wanted = [item for item in known_store if item not in deleted]
     for item in output.each(wanted, "fetching evidence"):
         problem = _check(item, getters)
         if problem:
             problems.append(problem)
     signature = check_signature(known.anchor, keys)
-    return Verified(report, signature, storage, problems, len(wanted), len(items) - len(wanted))
+    unchecked = len(items) - len(wanted) - len(deleted)
+    return Verified(report, signature, storage, problems, len(wanted), unchecked, len(deleted))
 
 
 def evidence_getters(
@@ -216,6 +229,7 @@ def as_json(run: RunId, verified: Verified) -> dict[str, Any]:
         "fencedRecords": report.ignored,
         "evidenceFetched": verified.fetched,
         "evidenceUnchecked": verified.unchecked,
+        "evidenceDeleted": verified.deleted,
         "problems": verified.problems,
     }
 
@@ -235,7 +249,8 @@ def report_lines(run: RunId, verified: Verified) -> list[tuple[str, str]]:
     if snapshots := told_snapshots(report):
         lines.append((f"snapshots: {snapshots}", ""))
     unchecked = f", {verified.unchecked} not fetched" if verified.unchecked else ""
-    lines.append((f"evidence: {verified.fetched} objects fetched and hashed{unchecked}", ""))
+    deleted = f"; {verified.deleted} manifests went with checkpoints that nothing needed" if verified.deleted else ""
+    lines.append((f"evidence: {verified.fetched} objects fetched and hashed{unchecked}{deleted}", ""))
     failed = f"NOT verified: {len(verified.problems)} problem(s)"
     lines.append((failed, "bold red") if verified.problems else ("verified", "bold green"))
     return lines

@@ -10,13 +10,12 @@ from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.final_checkpoint import is_final
 from trimtab_operator.notices import DELIVERED, UNDELIVERED
 from trimtab_operator.observation import CheckpointClaim, Observation
-from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
+from trimtab_operator.run_state import RESTORABLE, Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
 
 RELAPSES_OF_A_TARGET = 2
 """After so many rollbacks to one checkpoint that did not help, it is quarantined."""
 
 _GREEN = frozenset({RunPhase.WATCHING, RunPhase.PENDING})
-_TRUSTED = frozenset({CheckpointState.COMMITTED, CheckpointState.VERIFIED, CheckpointState.CERTIFIED})
 
 
 def next_record(state: RunState, observation: Observation) -> Command | None:
@@ -58,7 +57,7 @@ def rollbacks_in_window(state: RunState, observation: Observation) -> int:
 def quarantine(state: RunState, target: CheckpointReference, why: str) -> Append | None:
     """The record that takes a checkpoint out of every later choice, unless it is written already."""
     known = state.checkpoint(target.key)
-    if known is None or known.state is CheckpointState.QUARANTINED:
+    if known is None or known.state not in RESTORABLE:
         return None
     return _checkpoint_record(state, JournalAction.QUARANTINED, target, known.attempt, why)
 
@@ -184,7 +183,7 @@ def _note(state: RunState, observation: Observation) -> Command | None:
 
 def _claim(state: RunState, observation: Observation) -> Command | None:
     for claim in observation.claims:
-        if state.checkpoint(claim.reference.key) is None:
+        if not state.knows(claim.reference.key):
             return _judge_claim(state, claim)
     return None
 
@@ -203,7 +202,7 @@ def _verification(state: RunState, observation: Observation) -> Command | None:
             )
     for reference, why in observation.acks.verify_failed:
         known = state.checkpoint(reference.key)
-        if known is not None and known.reference == reference and known.state in _TRUSTED:
+        if known is not None and known.reference == reference and known.state in RESTORABLE:
             return quarantine(state, reference, why)
     return None
 
@@ -221,7 +220,7 @@ def _abandon(state: RunState) -> Command | None:
             checkpoint.attempt == incident.latch.attempt
             and incident.latch.first_bad_step <= checkpoint.reference.step <= incident.held_step
         )
-        if suspect and checkpoint.state is not CheckpointState.QUARANTINED:
+        if suspect and checkpoint.state in RESTORABLE:
             why = f"taken between the first bad step {incident.latch.first_bad_step} and the hold"
             return quarantine(state, checkpoint.reference, why)
     return None

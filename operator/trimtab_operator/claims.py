@@ -43,7 +43,7 @@ async def look_at_claims(
     Raises CredentialsRefused, too.
     """
     claims: list[CheckpointClaim] = []
-    for reference in {one.key: one for one in references if state.checkpoint(one.key) is None}.values():
+    for reference in {one.key: one for one in references if not state.knows(one.key)}.values():
         attempt = _attempt(store.root, run, reference)
         if attempt is None:
             rejections.add(

@@ -5,9 +5,7 @@ last checkpoint nobody could read back completes, too, and says so.
 """
 
 from trimtab_operator.observation import Observation
-from trimtab_operator.run_state import Checkpoint, CheckpointState, RunState
-
-_USABLE = frozenset({CheckpointState.COMMITTED, CheckpointState.VERIFIED, CheckpointState.CERTIFIED})
+from trimtab_operator.run_state import RESTORABLE, Checkpoint, CheckpointState, RunState
 
 
 def finished_and_judged(state: RunState, observation: Observation) -> bool:
@@ -46,5 +44,5 @@ def told(state: RunState, observation: Observation) -> str:
 
 
 def _newest(state: RunState, observation: Observation) -> Checkpoint | None:
-    final = [one for one in state.checkpoints if is_final(state, one, observation) and one.state in _USABLE]
+    final = [one for one in state.checkpoints if is_final(state, one, observation) and one.state in RESTORABLE]
     return final[-1] if final else None

@@ -28,6 +28,7 @@ from trimtab_operator.incidents import (
 from trimtab_operator.notices import KEPT_NOTICES, notice_of
 from trimtab_operator.request_fold import closed, run_requested, skip_refused, skipped, with_requests_done
 from trimtab_operator.run_state import (
+    KEPT_DELETIONS,
     AcceptedGuard,
     Attempt,
     AutomationHold,
@@ -75,6 +76,8 @@ def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
     action = JournalAction(record.action)
     state = replace(state, seq=record.seq, head=head, epoch=record.actor.epoch)
     after = record.after or {}
+    if action is JournalAction.DELETING:
+        return _deleting(state, record) if record.phase is Phase.INTENT else _deleted(state, record)
     if record.phase is Phase.RESULT:
         if state.pending is not None and state.pending.id == record.id:
             state = replace(state, pending=None)
@@ -191,6 +194,8 @@ def _checkpoint_state(target: CheckpointState) -> Callable[[RunState, JournalRec
         reference = _read(CheckpointReference, record.after, "checkpoint")
         after = record.after or {}
         known = state.checkpoint(reference.key)
+        if known is not None and known.state is CheckpointState.DELETING:
+            return state
         entry = Checkpoint(
             reference=reference,
             attempt=int(after.get("attempt", known.attempt if known else 0)),
@@ -202,6 +207,27 @@ def _checkpoint_state(target: CheckpointState) -> Callable[[RunState, JournalRec
         return replace(state, checkpoints=tuple(ordered))
 
     return apply
+
+
+def _deleting(state: RunState, record: JournalRecord) -> RunState:
+    """An intent that nothing waits for: the data go beside all that is decided meanwhile, and it counts as no effect.
+
+    Unlike other effects it need not be repeated before anything else happens, for the checkpoint is out of all choices.
+    """
+    return _checkpoint_state(CheckpointState.DELETING)(state, record)
+
+
+def _deleted(state: RunState, record: JournalRecord) -> RunState:
+    key = str((record.after or {})["key"])
+    known = state.checkpoint(key)
+    if known is None:
+        return state
+    others = tuple(item for item in state.checkpoints if item.reference.key != key)
+    if record.error is None:
+        return replace(state, checkpoints=others, deleted=(*state.deleted, key)[-KEPT_DELETIONS:])
+    entry = msgspec.structs.replace(known, state=CheckpointState.QUARANTINED, why=record.error)
+    ordered = sorted((*others, entry), key=lambda item: (item.reference.step, item.attempt))
+    return replace(state, checkpoints=tuple(ordered), spared=(*state.spared, key))
 
 
 def _metric_missing(state: RunState, record: JournalRecord) -> RunState:

@@ -218,6 +218,33 @@ class NoticeOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What became of the data of a checkpoint that the journal says is being deleted."""
+
+    key: str
+    deleted: bool
+    """False: they stay, because files of somebody else lie among them."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """What a TrainingJob and the policies in force ask to be kept, in steps.
+
+    `near`: how far a first plan goes back from the newest judged step; `reach`: how far the last plan of an incident
+    may go back from where a late rule fires. `plans`: so many may be tried, each further back than the one before, so
+    that many certified checkpoints are kept from beyond the reach, as far as there are any.
+    """
+
+    keep_last: int
+    keep_every: int | None
+    certify_steps: int
+    near: int
+    reach: int
+    plans: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the TrainingJob allows, in the engine's units."""
 
@@ -227,6 +254,8 @@ class Limits:
     certify_steps: int
     generation: int
     suspend: bool
+    retention: RetentionSettings | None = None
+    """Which checkpoints must stay; None where that cannot be told now, and all do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,3 +310,5 @@ class Observation:
     """Why no rollback and no restart may begin now, if so."""
     notices: tuple[NoticeOutcome, ...] = ()
     """What became of notices that were handed over to be sent."""
+    removals: tuple[Removal, ...] = ()
+    """What became of the data of checkpoints that are being deleted."""

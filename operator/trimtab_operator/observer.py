@@ -20,11 +20,21 @@ from trimtab_operator.guards import GuardView, keep_texts, read_guard
 from trimtab_operator.incidents import Incident, Latch, RemediationSettings, Vitals, Wishes
 from trimtab_operator.judge import Judge, remediation_settings
 from trimtab_operator.kubernetes_view import owned_by, pods_of_world
-from trimtab_operator.observation import Acks, Blocker, Limits, MissingMetric, Observation, Pods, Request
+from trimtab_operator.observation import (
+    Acks,
+    Blocker,
+    Limits,
+    MissingMetric,
+    Observation,
+    Pods,
+    Request,
+    RetentionSettings,
+)
 from trimtab_operator.probes import ProbeProblem, read_probe, read_suspect
 from trimtab_operator.reasons import Reason
 from trimtab_operator.records import Rejections
 from trimtab_operator.resources import RunRequestArguments, RunRequestSpec, parse_duration, parse_run_request_spec
+from trimtab_operator.retention import retention_settings
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
@@ -135,6 +145,7 @@ class Observer:
             certify_steps=job.spec.checkpoint.certify_steps,
             generation=job.generation,
             suspend=job.spec.suspend,
+            retention=_retention(job, guard),
         )
         return Surveyed(
             limits, blockers, guard, pods, requests, _last_step(job), data_order=order_of_data(job.spec.trainer.config)
@@ -303,6 +314,20 @@ class Observer:
             if spec.job == job.name:
                 found.append(SeenRequest(body, _request(body["metadata"], spec, job)))
         return tuple(sorted(found, key=lambda seen: (_created(seen.body), seen.request.name)))
+
+
+def _retention(job: TrainingJobView, guard: GuardView) -> RetentionSettings | None:
+    """Which checkpoints must stay; None while a policy that the job names cannot be read, for it may need any."""
+    if guard.blocking:
+        return None
+    storage = job.spec.checkpoint
+    return retention_settings(
+        keep_last=storage.keep_last,
+        keep_every=storage.keep_every,
+        certify_steps=storage.certify_steps,
+        max_rollbacks=job.spec.budget.max_rollbacks,
+        policies=(policy.spec for policy in guard.policies),
+    )
 
 
 def _last_step(job: TrainingJobView) -> int | None:

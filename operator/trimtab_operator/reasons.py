@@ -25,6 +25,8 @@ class ConditionType(StrEnum):
     """The run's own journal was altered or lost records: nothing is decided from it."""
     ANCHOR_PENDING = "AnchorPending"
     """The end of the journal cannot be anchored outside its bucket: what would be over waits for that."""
+    DELETION_PENDING = "DeletionPending"
+    """Checkpoints that nothing needs stay in the bucket, because S3 does not delete them now; says why."""
     FINISH_PENDING = "FinishPending"
     """A world has finished and is not told so for minutes; says what that waits for."""
     COMPLETE = "Complete"
@@ -88,6 +90,9 @@ class Reason(StrEnum):
     PROBATION_EXTENDED = "ProbationExtended"
     RELAPSED = "Relapsed"
     CHECKPOINT_QUARANTINED = "CheckpointQuarantined"
+    CHECKPOINT_LEFT = "CheckpointLeft"
+    """It was to be deleted, and stays for the files of somebody else that lie among its own."""
+    NOT_DELETED = "NotDeleted"
 
     # A person is asked, and answers.
     PAUSED = "Paused"

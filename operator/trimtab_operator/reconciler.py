@@ -24,6 +24,7 @@ from trimtab_operator.adapters.ports import (
     Lease,
 )
 from trimtab_operator.anchors import RETRY_SECONDS, AnchorKeeper
+from trimtab_operator.checkpoint_remover import CheckpointRemover
 from trimtab_operator.commands import Append, Command, Draft, Perform
 from trimtab_operator.effects import Surroundings, ensure_user, perform, publish
 from trimtab_operator.errors import (
@@ -128,6 +129,7 @@ class RunReconciler:
         self._bus_answers = True
         self._woken = asyncio.Event()
         self._next_resync = 0.0
+        self._remover = CheckpointRemover(run, ports.journal, ports.lease, self.wake)
 
     @property
     def state(self) -> RunState:
@@ -137,6 +139,10 @@ class RunReconciler:
     def wake(self) -> None:
         """Something about the run changed: look at it now."""
         self._woken.set()
+
+    async def close(self) -> None:
+        """End what is under way beside the turns."""
+        await self._remover.close()
 
     async def open(self) -> None:
         """Take the run over: the first act, and the first record, under this operator's epoch.
@@ -305,6 +311,8 @@ class RunReconciler:
         self._progress.startup_deadline, self._progress.progress_deadline = deadlines
         around = Surroundings(job, self._ports.defaults, self._ports.cluster, self._ports.bus)
         surveyed = await self._drive(job, around)
+        next_removal = self._remover.attend(time.monotonic(), self.state, self._observer.store)
+        self._next_resync = min(self._next_resync, next_removal)
         await self._tell(body)
         if self.state.world is not None and not self.state.ended:
             await ensure_user(around)
@@ -317,7 +325,10 @@ class RunReconciler:
         pending = self._anchors.problem
         hold = self._ports.oversight.held()
         held = hold.message if hold is not None and hold.id else ""
-        await self._reporter.report(body, job, self.state, surveyed, self._judge.last, missing, waiting, pending, held)
+        undeleted = self._remover.trouble
+        await self._reporter.report(
+            body, job, self.state, surveyed, self._judge.last, missing, waiting, pending, held, undeleted
+        )
 
     def _finish_pending(self, trouble: str) -> str:
         """What a finished world has waited for so long that people must hear of it, or nothing."""
@@ -351,7 +362,9 @@ class RunReconciler:
             )
             oversight = self._ports.oversight
             held, outcomes = oversight.held(), oversight.outcomes(self.run, self.state)
-            command = advance(self.state, replace(observation, automation_held=held, notices=outcomes))
+            removals = self._remover.removals(self.state)
+            seen = replace(observation, automation_held=held, notices=outcomes, removals=removals)
+            command = advance(self.state, seen)
             if command is None:
                 oversight.tell(self.run, self.state, observation.now)
                 return surveyed

@@ -7,7 +7,7 @@ operator that folds the same journal and sees the same world asks for the same c
 
 from collections.abc import Callable, Mapping
 
-from trimtab_operator import automation, bookkeeping, requests, worlds
+from trimtab_operator import automation, bookkeeping, deletion, requests, worlds
 from trimtab_operator.commands import Append, Command, Perform
 from trimtab_operator.observation import Observation
 from trimtab_operator.phases import approval, firing, holding, restoring, selecting, watching
@@ -55,8 +55,12 @@ def advance(state: RunState, observation: Observation) -> Command | None:
     if state.pending is not None:
         return Perform(state.pending)
     if state.ended:
-        return requests.next_command(state, observation) or bookkeeping.told(state, observation)
-    for decide in (*_IN_EVERY_PHASE, _PHASES[state.phase]):
+        return (
+            requests.next_command(state, observation)
+            or bookkeeping.told(state, observation)
+            or deletion.removed(state, observation)
+        )
+    for decide in (*_IN_EVERY_PHASE, _PHASES[state.phase], deletion.next_command):
         command = decide(state, observation)
         if command is not None:
             if isinstance(command, Append) and command.draft.after and "phase" in command.draft.after:

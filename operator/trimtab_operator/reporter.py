@@ -90,6 +90,7 @@ class Reporter:
         finish_pending: str,
         anchor_pending: str = "",
         automation_held: str = "",
+        deletion_pending: str = "",
     ) -> None:
         """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
         try:
@@ -97,7 +98,16 @@ class Reporter:
                 await self._show(job, incident, state)
             await self._answer(job, state, surveyed)
             await self._patch(
-                body, job, state, surveyed, last, missing_metrics, finish_pending, anchor_pending, automation_held
+                body,
+                job,
+                state,
+                surveyed,
+                last,
+                missing_metrics,
+                finish_pending,
+                anchor_pending,
+                automation_held,
+                deletion_pending,
             )
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
@@ -113,6 +123,7 @@ class Reporter:
         finish_pending: str,
         anchor_pending: str,
         automation_held: str,
+        deletion_pending: str,
     ) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
         status = job_status(
@@ -125,6 +136,7 @@ class Reporter:
             finish_pending=finish_pending,
             anchor_pending=anchor_pending,
             automation_held=automation_held,
+            deletion_pending=deletion_pending,
             last=last,
             now=wall_time(),
             before=list(before.get("conditions") or []),

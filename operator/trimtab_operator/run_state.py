@@ -48,6 +48,8 @@ class JournalAction(StrEnum):
     VERIFIED = "Verified"
     CERTIFIED = "Certified"
     QUARANTINED = "Quarantined"
+    DELETING = "Deleting"
+    """Intent: a checkpoint that nothing needs is never chosen again. Result: its data are gone."""
     METRIC_MISSING = "MetricMissing"
     RULE_FIRED = "RuleFired"
     INCIDENT_OPENED = "IncidentOpened"
@@ -85,6 +87,15 @@ class CheckpointState(StrEnum):
     VERIFIED = "Verified"
     CERTIFIED = "Certified"
     QUARANTINED = "Quarantined"
+    DELETING = "Deleting"
+    """For good: whatever happens, it is never chosen again."""
+
+
+RESTORABLE = frozenset({CheckpointState.COMMITTED, CheckpointState.VERIFIED, CheckpointState.CERTIFIED})
+"""States in which a checkpoint may be restored."""
+
+KEPT_DELETIONS = 1536
+"""So many of the newest deletions are remembered: more than trainers' claims are (`observation.KEPT_CLAIMS`)."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +265,10 @@ class RunState:
     restored_attempt: int = 0
     pending: PendingEffect | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
+    deleted: tuple[str, ...] = ()
+    """Manifest keys of the newest deleted checkpoints: a trainer may still claim them."""
+    spared: tuple[str, ...] = ()
+    """Manifest keys of checkpoints that are not deleted, because files of somebody else lie among theirs."""
     restore_failures: tuple[str, ...] = ()
     incident: Incident | None = None
     closed: tuple[Incident, ...] = ()
@@ -342,6 +357,10 @@ class RunState:
     def checkpoint(self, key: str) -> Checkpoint | None:
         """The checkpoint of a manifest key."""
         return next((item for item in self.checkpoints if item.reference.key == key), None)
+
+    def knows(self, key: str) -> bool:
+        """Whether the journal has said something of the checkpoint of a manifest key, a deleted one included."""
+        return self.checkpoint(key) is not None or key in self.deleted
 
     def next_id(self, incident: str | None) -> str:
         """The identity of the next effect: its index within the incident, or within the run outside one."""

@@ -91,6 +91,8 @@ def why_not_restore(state: RunState, checkpoint: Checkpoint) -> str:
     """Why a checkpoint is never restored, whoever asks; empty when it may be."""
     if not state.surviving(checkpoint):
         return f"taken in attempt {checkpoint.attempt}, which is no part of the surviving history at this step"
+    if checkpoint.state is CheckpointState.DELETING:
+        return "being deleted: nothing needed it any more"
     if checkpoint.state is CheckpointState.QUARANTINED:
         return f"quarantined: {checkpoint.why}"
     failures = state.restore_failures.count(checkpoint.reference.key)

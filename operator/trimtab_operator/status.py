@@ -11,7 +11,7 @@ from trimtab_operator.incident_view import incident_message
 from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.requests import how_to_answer
-from trimtab_operator.run_state import AnsweredRequest, CheckpointState, RunPhase, RunState
+from trimtab_operator.run_state import RESTORABLE, AnsweredRequest, RunPhase, RunState
 from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
 
@@ -49,11 +49,13 @@ def job_status(
     before: Sequence[Status],
     anchor_pending: str = "",
     automation_held: str = "",
+    deletion_pending: str = "",
 ) -> Status:
     """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times.
 
     `finish_pending` says what a finished world has waited for too long, if it has; `anchor_pending` why the end of
-    the journal is not known outside its bucket; `automation_held` why no rollback and no restart begins.
+    the journal is not known outside its bucket; `automation_held` why no rollback and no restart begins;
+    `deletion_pending` why checkpoints that nothing needs are still there.
     """
     guard = state.guards[-1] if state.guards else None
     over = state.ended or state.phase is RunPhase.FAILED
@@ -66,6 +68,7 @@ def job_status(
             *_guard_conditions(state, blockers, outdated, missing_metrics, before),
             *_end_conditions(state, finish_pending),
             *_anchor_conditions(anchor_pending),
+            *_deletion_conditions(deletion_pending),
             *_automation_conditions("" if over else automation_held, before),
         )
     ]
@@ -141,7 +144,7 @@ def request_status(request: AnsweredRequest) -> Status:
 
 
 def _newest_checkpoint(state: RunState) -> str | None:
-    usable = [one for one in state.checkpoints if one.state is not CheckpointState.QUARANTINED and state.surviving(one)]
+    usable = [one for one in state.checkpoints if one.state in RESTORABLE and state.surviving(one)]
     return f"{usable[-1].reference.step} {usable[-1].state.value}" if usable else None
 
 
@@ -265,6 +268,11 @@ def _automation_conditions(held: str, before: Sequence[Status]) -> list[Conditio
 
 def _anchor_conditions(anchor_pending: str) -> list[ConditionRow]:
     return [(ConditionType.ANCHOR_PENDING, True, Reason.ANCHOR_NOT_WRITTEN, anchor_pending)] if anchor_pending else []
+
+
+def _deletion_conditions(deletion_pending: str) -> list[ConditionRow]:
+    row = (ConditionType.DELETION_PENDING, True, Reason.NOT_DELETED, deletion_pending)
+    return [row] if deletion_pending else []
 
 
 def condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:

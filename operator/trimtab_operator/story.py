@@ -39,6 +39,7 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.STOPPED: (EventType.WARNING, Reason.STOPPED_BY_RULE),
     JournalAction.FAILED: (EventType.WARNING, Reason.FAILED),
     JournalAction.RUN_REQUESTED: (EventType.NORMAL, Reason.REQUEST_ACCEPTED),
+    JournalAction.DELETING: (EventType.WARNING, Reason.CHECKPOINT_LEFT),
     JournalAction.AUTOMATION_HELD: (EventType.WARNING, Reason.BREAKER_TRIPPED),
     JournalAction.AUTOMATION_RELEASED: (EventType.NORMAL, Reason.BREAKER_RELEASED),
     JournalAction.NOTICE_SENT: (EventType.WARNING, Reason.NOTICE_FAILED),
@@ -56,10 +57,8 @@ _ENDS: dict[str, tuple[EventType, Reason]] = {
 def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
     """(type, reason, message) for a record people should hear of; results of effects are not repeated."""
     described = _EVENTS.get(JournalAction(record.action))
-    if described is None or record.phase is Phase.RESULT:
+    if described is None or not _is_news(record):
         return None
-    if record.action == JournalAction.NOTICE_SENT and record.outcome == DELIVERED:
-        return None  # told already
     kind, reason = described
     if record.action == JournalAction.END_WORLD:
         kind, reason = _ENDS.get(str((record.after or {}).get("why", "")), described)
@@ -74,6 +73,13 @@ def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
     if record.action == JournalAction.STOPPED and record.on_behalf_of:
         kind, reason = EventType.NORMAL, Reason.STOPPED_BY_REQUEST
     return kind, reason, printable(sentence(record))
+
+
+def _is_news(record: JournalRecord) -> bool:
+    if record.action == JournalAction.DELETING:
+        return record.error is not None  # what nothing needs may go without a word
+    told_already = record.action == JournalAction.NOTICE_SENT and record.outcome == DELIVERED
+    return record.phase is not Phase.RESULT and not told_already
 
 
 def sentence(record: JournalRecord) -> str:
@@ -182,6 +188,7 @@ _SENTENCES: dict[JournalAction, Callable[[After, str], str]] = {
     JournalAction.VERIFIED: _checkpoint,
     JournalAction.CERTIFIED: _checkpoint,
     JournalAction.QUARANTINED: _checkpoint,
+    JournalAction.DELETING: _checkpoint,
     JournalAction.RULE_FIRED: _fired,
     JournalAction.HELD: _held,
     JournalAction.DIAGNOSED: _diagnosed,

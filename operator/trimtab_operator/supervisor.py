@@ -55,7 +55,7 @@ class Supervisor:
         reconciler = RunReconciler(run, self._ports)
         self._ports.oversight.seen(run)
         self._runs[run] = reconciler
-        self._tasks[run] = asyncio.create_task(self._keep(reconciler), name=str(run))
+        self._tasks[run] = asyncio.create_task(self._look_after(reconciler), name=str(run))
 
     def see_policy(self, body: Mapping[str, Any]) -> None:
         """A policy exists or changed: tell its owner what we think of it, and wake the runs it may judge."""
@@ -142,6 +142,12 @@ class Supervisor:
     async def close(self) -> None:
         """End every reconciler."""
         await end_tasks(*self._tasks.values(), *self._reports)
+
+    async def _look_after(self, reconciler: RunReconciler) -> None:
+        try:
+            await self._keep(reconciler)
+        finally:
+            await reconciler.close()
 
     async def _keep(self, reconciler: RunReconciler) -> None:
         failures, opened = 0, False

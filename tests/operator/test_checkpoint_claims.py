@@ -1,6 +1,5 @@
 """What a trainer says it saved, looked at on a real S3 server."""
 
-import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,16 +7,11 @@ import msgspec
 import pytest
 from object_store_fixture import ADMIN, ObjectStoreServer
 from run_states import attempts, run_state
+from saving_trainer import Trainer
 from trimtab_contract.checkpoints import (
-    CheckpointManifest,
-    EvaluationProbe,
     FiniteScan,
-    StoredObject,
-    encode_manifest,
-    sha256_hex,
 )
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.keys import RunId, checkpoint_prefix
 from trimtab_operator.adapters.s3 import S3CheckpointStore, S3CheckpointStores
 from trimtab_operator.claims import look_at_claims
 from trimtab_operator.errors import StoreRefused, StoreUnavailable
@@ -25,7 +19,6 @@ from trimtab_operator.observation import CheckpointClaim
 from trimtab_operator.records import Rejections
 from trimtab_operator.run_state import Checkpoint, CheckpointState, RunState
 
-OBJECTS = {"rank-000000.bin": b"weights", "rank-000001.bin": b"more weights"}
 SECRET = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
 
 
@@ -39,69 +32,6 @@ async def store(object_store: ObjectStoreServer, bucket: str) -> AsyncIterator[S
     made = S3CheckpointStores()
     yield made.open(f"s3://{bucket}/team", object_store.endpoint, SECRET)
     await made.close()
-
-
-class Trainer:
-    """Stores checkpoints as a trainer does."""
-
-    def __init__(self, object_store: ObjectStoreServer, bucket: str) -> None:
-        self.run = RunId("lab", "job", str(uuid.uuid4()))
-        self.client = object_store.client()
-        self.bucket = bucket
-
-    def put(self, key: str, body: bytes) -> None:
-        self.client.put_object(Bucket=self.bucket, Key=key, Body=body)
-
-    def prefix(self, step: int, attempt: int = 1) -> str:
-        return checkpoint_prefix("team", self.run, step, attempt, uuid.uuid4().hex[:6])
-
-    def nothing(self) -> CheckpointReference:
-        return CheckpointReference(key=self.prefix(10) + "manifest.json", sha256="0" * 64, step=10)
-
-    def junk(self) -> CheckpointReference:
-        key = self.prefix(1) + "manifest.json"
-        self.put(key, b"junk")
-        return CheckpointReference(key=key, sha256=sha256_hex(b"junk"), step=1)
-
-    def save(
-        self, step: int = 10, *, attempt: int = 1, leave_out: str = "", cut: str = "", **changes: Any
-    ) -> CheckpointReference:
-        prefix = self.prefix(step, attempt)
-        changes |= {
-            name: changes.pop(f"manifest_{name}") for name in ("step", "attempt") if f"manifest_{name}" in changes
-        }
-        for name, body in OBJECTS.items():
-            if name != leave_out:
-                self.put(prefix + name, body[:-1] if name == cut else body)
-        stored = {
-            name: StoredObject(size=len(body), sha256=sha256_hex(body), rank=rank)
-            for rank, (name, body) in enumerate(OBJECTS.items())
-        }
-        manifest = CheckpointManifest(
-            run=str(self.run),
-            attempt=attempt,
-            step=step,
-            world_size=2,
-            next_window=step,
-            skip=(),
-            lr=None,
-            learning_rate=1e-3,
-            optimizer_steps=step,
-            objects=stored,
-            tensors={},
-            replica_checksum="0",
-            replicas_agree=True,
-            finite=FiniteScan(nonfinite=0),
-            evaluation=EvaluationProbe(window=step, window_sha256="0", losses=(1.0, 1.0)),
-            config_sha256="0",
-            code_sha256="0",
-            versions={},
-            trigger="Periodic",
-            saved_at=1.0,
-        )
-        body = encode_manifest(msgspec.structs.replace(manifest, **changes))
-        self.put(prefix + "manifest.json", body)
-        return CheckpointReference(key=prefix + "manifest.json", sha256=sha256_hex(body), step=step)
 
 
 @pytest.fixture
@@ -149,7 +79,7 @@ async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
         (lambda one: one.save(attempt=1, manifest_attempt=2), "its manifest says attempt 2"),
         (lambda one: msgspec.structs.replace(one.save(), sha256="0" * 64), "SHA-256 is not the one the trainer named"),
         (lambda one: one.nothing(), "does not exist"),
-        (lambda one: one.save(schema=9), "schema 9 is not supported"),
+        (lambda one: one.save(schema=9), "schema 9"),
     ],
 )
 async def test_a_checkpoint_that_cannot_be_trusted_is_refused_with_its_reason(

@@ -76,6 +76,11 @@ class LeaderLease:
         """See `Lease.epoch`."""
         return self._epoch
 
+    @property
+    def duration_seconds(self) -> float:
+        """See `Lease.duration_seconds`."""
+        return self._duration
+
     def valid(self) -> bool:
         """See `Lease.valid`."""
         return self._held is not None and self._clock() < self._valid_until

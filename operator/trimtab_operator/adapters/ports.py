@@ -86,6 +86,10 @@ class CheckpointStore(Protocol):
         """Size in bytes of every object whose key begins with `prefix`, in key order."""
         ...
 
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete these objects, a bounded number of them at once; those that do not exist are fine."""
+        ...
+
 
 class CheckpointStores(Protocol):
     """Opens the checkpoint store of a job."""
@@ -342,6 +346,11 @@ class Lease(Protocol):
     @property
     def epoch(self) -> int:
         """The epoch of the last acquisition; 0 before the first. It rises with every acquisition by anybody."""
+        ...
+
+    @property
+    def duration_seconds(self) -> float:
+        """For how long an acquisition holds: a former holder that still acts does so no longer than this."""
         ...
 
     def valid(self) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -34,7 +34,7 @@ from trimtab_operator.errors import (
 
 __all__ = ["S3CheckpointStore", "S3CheckpointStores", "S3Credentials", "S3JournalStore", "S3Location"]
 
-PARALLEL_READS = 8
+PARALLEL_CALLS = 8
 RACERS = 8
 
 _RACING_ATTEMPTS = 5
@@ -199,6 +199,10 @@ class S3CheckpointStore:
         """See `CheckpointStore.sizes`."""
         return await self._bucket.sizes(prefix)
 
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See `CheckpointStore.delete`."""
+        await _gather(keys, self._bucket.delete)
+
 
 class S3CheckpointStores:
     """`CheckpointStores`: one set of threads for the stores of all jobs."""
@@ -224,7 +228,7 @@ class S3CheckpointStores:
 
 async def _gather(items: Iterable[_Item], call: Callable[[_Item], Awaitable[_Result]]) -> list[_Result]:
     """The results of all calls, a bounded number of them at once; the first error ends the rest."""
-    slots = asyncio.Semaphore(PARALLEL_READS)
+    slots = asyncio.Semaphore(PARALLEL_CALLS)
 
     async def bounded(item: _Item) -> _Result:
         async with slots:

@@ -8,7 +8,7 @@ from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
 from trimtab_operator.incidents import Finding, Incident, SkipRange
 from trimtab_operator.observation import Observation
 from trimtab_operator.phases import approval
-from trimtab_operator.run_state import CheckpointState, JournalAction, RunPhase, RunState
+from trimtab_operator.run_state import RESTORABLE, JournalAction, RunPhase, RunState
 
 _P = RunPhase
 _PLANNED = frozenset({_P.AWAITING_APPROVAL, _P.RESTORING, _P.DIAGNOSING_RESTORED})
@@ -55,7 +55,7 @@ def drop_target(state: RunState, _observation: Observation) -> Command | None:
     if state.phase not in _PLANNED or incident is None or incident.target is None:
         return None
     known = state.checkpoint(incident.target.key)
-    if known is None or known.state is not CheckpointState.QUARANTINED:
+    if known is None or known.state in RESTORABLE:
         return None
     return drafts.record(
         state,

@@ -192,6 +192,10 @@ class CheckpointStorage(Resource):
     every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     certify_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 300
     """Judged steps with every guard green until a checkpoint counts as certified."""
+    keep_last: Annotated[int, Field(ge=1, le=10_000)] = 3
+    """So many of the newest checkpoints are kept, besides all that a rollback may go back to; others are deleted."""
+    keep_every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Milestones: the first checkpoint at or behind each multiple of so many steps is kept for good."""
     credentials_secret_ref: ObjectReference
     """A Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
 

@@ -1,0 +1,152 @@
+"""Deletes the data of checkpoints that the journal says are being deleted, beside all reconciling.
+
+One checkpoint at a time, one Lease duration after its intent was first seen, so that whoever led when it was written
+has stopped acting. Every step may be repeated, by this operator or the next: what is gone stays gone, and what is left
+is listed again. Nothing here decides; what became of it is an observation.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+
+import structlog
+from trimtab_contract.checkpoints import decode_manifest, sha256_hex
+from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.errors import ContractError
+from trimtab_contract.journal import parse_record
+from trimtab_contract.keys import MANIFEST_NAME, RunId, manifest_identity
+
+from trimtab_operator.adapters.ports import CheckpointStore, JournalStore, Lease
+from trimtab_operator.deletion import being_deleted, may_go
+from trimtab_operator.errors import NotFound, ObjectTooLarge, OperatorError
+from trimtab_operator.observation import Removal
+from trimtab_operator.run_state import Checkpoint, RunState
+from trimtab_operator.tasks import end_tasks
+
+OBJECTS_AT_ONCE = 64
+"""After so many deletions it is asked again whether this operator still leads."""
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 10.0, 600.0
+SHOWN_FILES = 3
+
+_OF_A_CHECKPOINT = re.compile(r"\.metadata|[A-Za-z0-9_.-]+\.(distcp|json)")
+"""What a checkpoint's objects are called: all that tells them from others once their manifest is gone."""
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+async def remove_checkpoint(
+    store: CheckpointStore, run: RunId, reference: CheckpointReference, may_act: Callable[[], bool]
+) -> Removal | None:
+    """Delete what belongs to a checkpoint and nothing else, its manifest first, so that what is left never looks whole.
+
+    None where `may_act` says no on the way. Where other files lie under its prefix nothing is deleted at all.
+    Raises StoreUnavailable and StoreRefused.
+    """
+    try:
+        manifest_identity(store.root, run, reference.key)
+    except ContractError:
+        return Removal(key=reference.key, deleted=False, message="its key is no checkpoint's of this run")
+    prefix = reference.key.removesuffix(MANIFEST_NAME)
+    found = await store.sizes(prefix)
+    own = await _own_names(store, reference) if reference.key in found else None
+    names = [key.removeprefix(prefix) for key in found]
+    foreign = [name for name in names if not (name in own if own else _OF_A_CHECKPOINT.fullmatch(name))]
+    if foreign:
+        listed = ", ".join(ascii(name) for name in foreign[:SHOWN_FILES])
+        more = f" and {len(foreign) - SHOWN_FILES} more" if len(foreign) > SHOWN_FILES else ""
+        why = f"not deleted, for files that are not the checkpoint's lie there: {listed}{more}"
+        return Removal(key=reference.key, deleted=False, message=why)
+    manifest = [key for key in found if key == reference.key]
+    rest = [key for key in found if key != reference.key]
+    for keys in (manifest, *(rest[at : at + OBJECTS_AT_ONCE] for at in range(0, len(rest), OBJECTS_AT_ONCE))):
+        if not may_act():
+            return None
+        await store.delete(keys)
+    size = sum(found.values())
+    return Removal(key=reference.key, deleted=True, message=f"{len(found)} objects, {size} bytes are gone")
+
+
+async def _own_names(store: CheckpointStore, reference: CheckpointReference) -> frozenset[str]:
+    """The names in the manifest that the journal knows by its hash; none where another one lies there."""
+    try:
+        body = await store.get(reference.key)
+        if sha256_hex(body) == reference.sha256:
+            return frozenset({MANIFEST_NAME, *decode_manifest(body).objects})
+    except (NotFound, ObjectTooLarge, ContractError) as error:
+        log.warning("manifest of a checkpoint that is deleted cannot be read", key=reference.key, error=str(error))
+    return frozenset()
+
+
+class CheckpointRemover:
+    """One run's remover. `wake` is called when something became of a deletion."""
+
+    def __init__(self, run: RunId, journal: JournalStore, lease: Lease, wake: Callable[[], None]) -> None:
+        self.trouble = ""
+        """Why data that are to go are still there, while S3 refuses."""
+        self._run, self._journal, self._lease, self._wake = run, journal, lease, wake
+        self._seen: dict[str, float] = {}
+        self._removals: dict[str, Removal] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._not_before = 0.0
+
+    def removals(self, state: RunState) -> tuple[Removal, ...]:
+        """What became of those that the journal still waits for."""
+        waiting = {one.reference.key for one in being_deleted(state)}
+        return tuple(one for key, one in self._removals.items() if key in waiting)
+
+    def attend(self, now: float, state: RunState, store: CheckpointStore | None) -> float:
+        """Go on with what the journal asks for at monotonic time `now`, without waiting for it.
+
+        Returns when to ask again, infinity where nothing is to be done.
+        """
+        deleting = {one.reference.key: one for one in being_deleted(state)}
+        self._seen = {key: self._seen.get(key, now) for key in deleting}
+        self._removals = {key: one for key, one in self._removals.items() if key in deleting}
+        if not deleting:
+            self.trouble = ""
+        waiting = [one for key, one in deleting.items() if key not in self._removals and may_go(state, one)]
+        if store is None or not waiting or self._busy():
+            return float("inf")
+        due = max(self._not_before, self._seen[waiting[0].reference.key] + self._lease.duration_seconds)
+        if now < due:
+            return due
+        self._task = asyncio.create_task(self._remove(store, waiting[0], state.seq, state.epoch))
+        return float("inf")
+
+    async def close(self) -> None:
+        """End what is under way; the next operator goes on with it."""
+        if self._task is not None:
+            await end_tasks(self._task)
+
+    def _busy(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def _remove(self, store: CheckpointStore, checkpoint: Checkpoint, seq: int, epoch: int) -> None:
+        try:
+            removal = None
+            if not await self._another_leads(seq, epoch):
+                removal = await remove_checkpoint(store, self._run, checkpoint.reference, self._lease.valid)
+        except OperatorError as error:
+            self._try_later(checkpoint, str(error))
+        except Exception:
+            log.exception("defect", run=str(self._run), key=checkpoint.reference.key)
+            self._try_later(checkpoint, "a defect; the operator's log has it")
+        else:
+            self._failures, self.trouble = 0, ""
+            if removal is not None:
+                self._removals[removal.key] = removal
+        self._wake()
+
+    async def _another_leads(self, seq: int, epoch: int) -> bool:
+        """Whether the journal has a record of a newer operator: a fresh look, for a process may have been frozen."""
+        newer = await self._journal.read(self._run, after=seq)
+        return any(parse_record(body).actor.epoch > epoch for _, body in newer)
+
+    def _try_later(self, checkpoint: Checkpoint, why: str) -> None:
+        wait = min(FIRST_RETRY_SECONDS * 2**self._failures, LAST_RETRY_SECONDS)
+        self._failures += 1
+        self._not_before = time.monotonic() + wait
+        self.trouble = f"the checkpoint of step {checkpoint.reference.step} cannot be deleted now: {why}"
+        log.warning("checkpoint not deleted", run=str(self._run), key=checkpoint.reference.key, error=why)
