@@ -131,25 +131,28 @@ class JudgedRun(ScriptedRun):
 
 def policy_of(scenario: Scenario) -> AcceptedPolicy:
     """A guard with the scenario's action and remediation."""
+    spec = parse_policy(policy_spec(scenario))
+    return AcceptedPolicy.of(spec, kind="GuardPolicy", namespace="lab", name="guard", uid="policy-1", generation=1)
+
+
+def policy_spec(scenario: Scenario) -> dict[str, Any]:
+    """The text of that guard."""
     spike = {"baseline": {"statistic": "Mean", "records": 20, "minRecords": 10, "maxFreeze": 15}, "sigma": 4}
     approval: Mapping[str, Any] = (
         {"approval": "Required", "approvalDeadline": f"{scenario.approval}s"} if scenario.approval is not None else {}
     )
-    spec = parse_policy(
-        {
-            "rules": [
-                {"name": "loss-spike", "metric": "loss", "spike": spike, "forRecords": 3, "action": scenario.action},
-                {"name": "loss-lone-spike", "metric": "loss", "spike": spike, "action": "Record"},
-                {"name": "non-finite", "metric": "nonfinite", "range": {"max": 0}, "action": scenario.action},
-                {"name": "replica-mismatch", "metric": "replica_mismatch", "range": {"max": 0}, "action": "Rollback"},
-            ],
-            "remediation": {
-                "margin": scenario.margin,
-                "skipBatches": {"before": scenario.before, "after": 2, "probe": 16},
-                "probationSteps": scenario.probation,
-                "escalate": {"marginFactor": scenario.margin_factor},
-                **approval,
-            },
-        }
-    )
-    return AcceptedPolicy.of(spec, kind="GuardPolicy", namespace="lab", name="guard", uid="policy-1", generation=1)
+    return {
+        "rules": [
+            {"name": "loss-spike", "metric": "loss", "spike": spike, "forRecords": 3, "action": scenario.action},
+            {"name": "loss-lone-spike", "metric": "loss", "spike": spike, "action": "Record"},
+            {"name": "non-finite", "metric": "nonfinite", "range": {"max": 0}, "action": scenario.action},
+            {"name": "replica-mismatch", "metric": "replica_mismatch", "range": {"max": 0}, "action": "Rollback"},
+        ],
+        "remediation": {
+            "margin": scenario.margin,
+            "skipBatches": {"before": scenario.before, "after": 2, "probe": 16},
+            "probationSteps": scenario.probation,
+            "escalate": {"marginFactor": scenario.margin_factor},
+            **approval,
+        },
+    }

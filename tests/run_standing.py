@@ -97,7 +97,7 @@ def standing(playing: Playing, past: Past) -> Standing:
         None if unsettled is None else (unsettled[0] in run.store.bodies, _traceless(unsettled[1], past)),
         bus and (past.saying(bus.order), state.directive is not None and bus.order == state.directive.order),
         tuple(_world(world, bus, past) for world in run.worlds.values()),
-        tuple(run.saved),
+        (tuple(run.saved), tuple(sorted(run.made))),
         tuple((key, min(run.ticks - began, DIAGNOSIS_TICKS)) for key, (began, _) in run.suspects.items()),
         min(run.ticks - process.acks.finished.time, FINAL_CHECK_TICKS) if process.acks.finished else None,
         tuple((one.uid, one.action, one.plan_hash) for one in run.requests),

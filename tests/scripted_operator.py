@@ -7,16 +7,19 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from forks import rebound
 from played_trainer import RUN, Scenario
-from scripted_world import Killed, ScriptedRun, rebound
+from scripted_ports import surroundings
+from scripted_world import Killed, ScriptedRun
 from trimtab_contract.directives import Directive, decode
 from trimtab_contract.journal import JournalRecord, Phase
 from trimtab_operator.commands import Append, Command, Draft
+from trimtab_operator.effects import perform, publish
 from trimtab_operator.errors import Fenced, JournalBroken, OperatorError
 from trimtab_operator.journal import Identity, RunJournal
 from trimtab_operator.observation import Acks, Observation
 from trimtab_operator.remediation import advance
-from trimtab_operator.run_state import JournalAction, PendingEffect, RunState
+from trimtab_operator.run_state import PendingEffect, RunState
 
 COMMANDS_PER_TURN = 60
 """No turn needs more; a state machine that never comes to rest is a defect."""
@@ -71,7 +74,7 @@ class ScriptedOperator:
         if state.directive is None or state.pending is not None:
             return
         if self.run.bus is None or decode(Directive, self.run.bus).order < state.directive.order:
-            self.run.publish(state.directive)
+            now(publish(surroundings(self.run, state).bus, RUN, state.directive))
 
     def _drive(self) -> None:
         command, pods = None, self.run.pods(self.journal.state)
@@ -104,14 +107,8 @@ class ScriptedOperator:
 
     def perform(self, effect: PendingEffect) -> None:
         """Carry an effect out."""
-        directive = self.journal.state.directive
-        assert directive is not None
-        if effect.action is JournalAction.END_WORLD:
-            self.run.end_pods(int(effect.after["world"]))
-            return
-        self.run.publish(directive)
-        if effect.action is JournalAction.START_WORLD:
-            self.run.create_job(directive.world, directive.attempt)
+        state = self.journal.state
+        now(perform(effect, state, surroundings(self.run, state)))
 
     def finish(self, effect: PendingEffect) -> None:
         """The result of an effect."""

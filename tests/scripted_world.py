@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
+from forks import rebound
 from memory_journal import MemoryJournal
 from played_trainer import RUN, Line, PlayedWorld, Saved, Scenario
 from trimtab_contract.directives import (
@@ -66,21 +67,11 @@ DIAGNOSIS_TICKS = 5
 FINAL_CHECK_TICKS = 4
 """How long a finished run waits for its last checkpoint to be read back."""
 
-_CONTAINERS = frozenset({list, dict, set})
-
 _T = TypeVar("_T")
 
 
 class Killed(BaseException):
     """The operator process is gone, with everything it knew."""
-
-
-def rebound(one: _T, **attributes: Any) -> _T:
-    """A copy with other attributes; what it holds in lists, dicts and sets is its own, all else is shared."""
-    other = copy(one)
-    own: dict[str, Any] = {name: copy(value) for name, value in vars(one).items() if type(value) in _CONTAINERS}
-    vars(other).update(own | attributes)
-    return other
 
 
 class ScriptedRun:
@@ -90,6 +81,8 @@ class ScriptedRun:
         self.scenario = scenario
         self.store = MemoryJournal(self)
         self.bus: bytes | None = None
+        self.made: set[tuple[str, str]] = set()
+        """The objects that worlds need, by kind and name, and the Redis user."""
         self.worlds: dict[int, PlayedWorld] = {}
         self.saved: dict[str, Saved] = {}
         self.acks: list[Ack] = []

@@ -10,9 +10,10 @@ from itertools import product
 from random import Random
 from typing import Any
 
+from forks import rebound
 from played_trainer import PlayedWorld, Scenario
 from scripted_operator import ScriptedOperator
-from scripted_world import Killed, ScriptedRun, rebound
+from scripted_world import Killed, ScriptedRun
 from trimtab_contract.directives import AckState, Reason
 from trimtab_operator.errors import BusUnavailable, ClusterUnavailable, Fenced, OperatorError, StoreUnavailable
 from trimtab_operator.observation import Pods, PodsState

@@ -178,7 +178,7 @@ def test_what_fired_while_nobody_looked_is_dealt_with_before_the_next_world() ->
         if run.world.number == 1 and run.world.step == 30:
             crash(run)
 
-    run = play(replace(DAMAGED, downtime=45), kills=[(4, "after")], on_tick=fate)
+    run = play(replace(DAMAGED, downtime=45), kills=[(8, "after")], on_tick=fate)
     check(run)
     (incident,) = run.state.closed
     assert incident.latch.attempt == 1

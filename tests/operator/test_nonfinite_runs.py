@@ -46,7 +46,7 @@ def test_a_release_is_for_one_hold_the_next_attempt_asks_again() -> None:
 def test_a_world_that_held_by_itself_before_anybody_saw_it_run_is_released_too() -> None:
     """The operator dies after it has started the world, and comes back when the world's first words are history."""
     scenario = Scenario(nonfinite=frozenset({(1, 2)}), fires_on_nonfinite=False, downtime=12)
-    finished_healthy(play(scenario, kills=[(4, "after")]))
+    finished_healthy(play(scenario, kills=[(8, "after")]))
 
 
 def stuck_at(step: int) -> Callable[[ScriptedRun], None]:
