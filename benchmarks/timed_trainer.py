@@ -18,7 +18,7 @@ from torch import Tensor
 from trimtab_trainer import __main__ as program
 from trimtab_trainer import loop, session
 from trimtab_trainer.collectives import World
-from trimtab_trainer.data import BatchLog, ByteWindows
+from trimtab_trainer.data import BatchLog, Windows
 from trimtab_trainer.runtime import Runtime
 from trimtab_trainer.session import Session
 from trimtab_trainer.telemetry import Reporter
@@ -75,7 +75,7 @@ def install() -> None:
     timed("encode", Reporter, "record")
     timed("events", Runtime, "collect_checkpoint_events")
     timed("log", BatchLog, "append")
-    timed("digest", ByteWindows, "digest")
+    timed("digest", Windows, "digest")
     timed("gate", Session, "gate")
     timed("agree", World, "agree")
     timed("save", Session, "checkpoint")

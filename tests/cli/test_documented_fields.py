@@ -51,7 +51,7 @@ def spoken(default: Any) -> str:
     """A default as YAML has it."""
     if isinstance(default, bool):
         return str(default).lower()
-    return "none" if default == () else str(default)
+    return "none" if default in ((), None) else str(default)
 
 
 @pytest.mark.parametrize(("name", "default"), list(config_fields()))

@@ -88,3 +88,55 @@ def test_every_missing_variable_is_named_and_the_password_stays_out_of_sight() -
     environment = Environment.read(variables, "host")
     assert (environment.checkpoint_bucket, environment.checkpoint_root) == ("bucket", "some/prefix")
     assert "secret-word" not in repr(environment)
+
+
+def data_problems(data: str) -> list[str]:
+    return [problem.split(":")[0] for problem in problems_of(f"{{steps: 50, globalBatch: 8, data: {data}}}")]
+
+
+def test_every_wrong_field_of_every_source_is_named_at_once() -> None:
+    sources = "[{path: a, kind: csv}, {path: '', weight: 0}, {weight: 1}, {path: b, textField: ''}]"
+    found = data_problems(f"{{sources: {sources}, order: random}}")
+    assert sorted(found) == [
+        "data.order",
+        "data.sources[0].kind",
+        "data.sources[1].path",
+        "data.sources[1].weight",
+        "data.sources[2].path",
+        "data.sources[3].textField",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "fields"),
+    [
+        ("{path: a, sources: [{path: b}]}", ["data.path"]),
+        ("{}", ["data.path"]),
+        ("{sources: [{path: a}], kind: text}", ["data.kind"]),
+        ("{sources: [{path: a}, {path: a}]}", ["data.sources[1].name"]),
+        ("{sources: [{path: a, weight: 0.123456}, {path: b, weight: 0.876544}]}", ["data.sources"]),
+        ("{path: a, packing: {boundaries: masked}}", ["data.packing.boundaries"]),
+        (
+            "{path: a, packing: {attention: masked, separator: 70000}}",
+            ["data.packing.separator", "data.packing.attention"],
+        ),
+        ("{path: a, kind: text, packing: {separator: 10}}", ["data.packing.separator"]),
+        ("{path: a, kind: text, packing: {separator: 256}}", ["data.packing.separator"]),
+        ("{path: a, kind: uint16, packing: {boundaries: masked, separator: 50256}}", ["data.packing.separator"]),
+    ],
+)
+def test_data_that_cannot_be_what_was_meant_are_refused_by_name(data: str, fields: list[str]) -> None:
+    assert data_problems(data) == fields
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{sources: [{path: a, weight: 3}, {path: 's3://bucket/part-*.bin', kind: uint16, weight: 1.5, name: web}]}",
+        "{path: a, kind: jsonl, textField: body, packing: {boundaries: masked}}",
+        "{path: a, kind: uint16, packing: {boundaries: masked, separator: 0}}",
+        "{path: a, kind: bytes, packing: {separator: 10}}",
+    ],
+)
+def test_data_of_every_kind_are_taken(data: str) -> None:
+    assert read_config(f"{{steps: 50, globalBatch: 8, data: {data}}}").data.fields_of_sources()

@@ -18,7 +18,7 @@ from trimtab_contract.directives import AckState, CheckpointReference, Reason, T
 from trimtab_trainer.assembly import assemble, prepare
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import DEFAULT_PATH, Environment, TrainerConfig, load_config
-from trimtab_trainer.errors import BadConfig, PeerLost, WorldEnded
+from trimtab_trainer.errors import BadConfig, DataUnreadable, PeerLost, WorldEnded
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee, train
 from trimtab_trainer.runtime import Runtime
@@ -58,6 +58,8 @@ def main() -> Never:
         _leave(Reason.BAD_CONFIG, "; ".join(error.problems))
     except PeerLost as error:
         _leave(Reason.PEER_LOST, str(error))
+    except DataUnreadable as error:
+        _leave(Reason.CRASHED, str(error))
     try:
         train(Session(runtime), trainee, runtime.world)
     except WorldEnded as end:

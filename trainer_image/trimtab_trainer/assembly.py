@@ -19,7 +19,7 @@ from trimtab_trainer.checkpointing import Checkpointer, TrainingState
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import Environment, TrainerConfig
 from trimtab_trainer.courier import Courier
-from trimtab_trainer.data import BatchLog, ByteWindows
+from trimtab_trainer.data import BatchLog, DataReader, Patience, Windows
 from trimtab_trainer.directives import Inbox
 from trimtab_trainer.errors import BadConfig, StoreRefused, StoreUnavailable
 from trimtab_trainer.faults import FaultInjector
@@ -43,16 +43,18 @@ class Prepared:
     config: TrainerConfig
     config_sha256: str
     trainee: Trainee
-    data: ByteWindows
+    data: Windows
     store: ObjectStore
     faults: FaultInjector
+    vitals: Vitals
 
 
 def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
-    """Build model, data and store; raises BadConfig with all that is wrong with any of them."""
+    """Build model, data and store; raises BadConfig with all that is wrong with any of them, or DataUnreadable."""
     trainee = Trainee(config)
     problems: list[str] = []
-    data = _tried(lambda: _data(config, environment), problems)
+    vitals = Vitals()
+    data = _tried(lambda: _data(config, environment, vitals.advance), problems)
     store = _tried(lambda: _store(environment), problems)
     parameters = dict(trainee.named_parameters())
     faults = _tried(lambda: FaultInjector(config.faults, environment.rank, parameters), problems)
@@ -66,6 +68,7 @@ def prepare(environment: Environment, config: TrainerConfig, config_sha256: str)
         data=data,
         store=store,
         faults=faults,
+        vitals=vitals,
     )
 
 
@@ -82,7 +85,7 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
     """Build and start everything but the training loop itself."""
     environment, config, store = prepared.environment, prepared.config, prepared.store
     root, run = environment.checkpoint_root, environment.run
-    vitals = Vitals()
+    vitals = prepared.vitals
     batch_log = BatchLog(store, root, run, environment.rank)
     archive = RecordArchive(store, root, run, config.telemetry.queue_records)
     archivist = Archivist((archive.flush, batch_log.flush), config.telemetry.archive_seconds)
@@ -144,16 +147,19 @@ def code_sha256() -> str:
     return digest.hexdigest()
 
 
-def _data(config: TrainerConfig, environment: Environment) -> ByteWindows:
-    return ByteWindows(
-        Path(config.data.path),
+def _data(config: TrainerConfig, environment: Environment, on_wait: Callable[[], None]) -> Windows:
+    """The data, from S3 with the job's own credentials; raises BadConfig or DataUnreadable."""
+    reader = DataReader(
+        config.data,
         sequence=config.model.sequence,
         global_batch=config.global_batch,
-        order=config.data.order,
-        seed=config.data.seed,
-        rank=environment.rank,
+        vocabulary=config.model.vocab_size,
         world_size=environment.world_size,
+        store_of=lambda bucket: ObjectStore(bucket, endpoint=environment.s3_endpoint),
+        # To wait for the store is no hang, so it counts as progress, and ends all the same.
+        patience=Patience(environment.progress_deadline, on_wait),
     )
+    return Windows(*reader.opened(), rank=environment.rank, world_size=environment.world_size)
 
 
 def _store(environment: Environment) -> ObjectStore:

@@ -9,7 +9,10 @@ from trimtab_trainer.optim import RateOverride
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's share of the window of one step: `tokens` and `targets` [share, sequence], int64."""
+    """This rank's share of the window of one step: `tokens` and `targets` [share, sequence], int64.
+
+    A target of -100 belongs to another document than its token and is no target (`torch` ignores it by default).
+    """
 
     attempt: int
     step: int

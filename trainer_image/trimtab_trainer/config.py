@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from trimtab_contract.data_position import Order
 from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId
 
+from trimtab_trainer.data_config import DataConfig, PackingConfig, SourceConfig, SourceKind
 from trimtab_trainer.fields import InvalidFields, at_least, positive, raise_if_any
 from trimtab_trainer.mapping import build
 from trimtab_trainer.model import TransformerConfig
@@ -17,19 +17,20 @@ from trimtab_trainer.optim import MuonClipConfig, Schedule
 
 DEFAULT_PATH = "/etc/trimtab/config.yaml"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataConfig:
-    """Where the training bytes lie and in which order windows of them are read."""
-
-    path: str
-    """A flat file; a sample is `sequence` bytes and the byte after them."""
-
-    order: Order = Order.SEQUENTIAL
-    """`sequential`, or `shuffled` by a keyed permutation."""
-
-    seed: int = 0
-    """Key of the permutation."""
+__all__ = [
+    "DEFAULT_PATH",
+    "DataConfig",
+    "Environment",
+    "FaultConfig",
+    "PackingConfig",
+    "ScheduleConfig",
+    "SourceConfig",
+    "SourceKind",
+    "TelemetryConfig",
+    "TrainerConfig",
+    "load_config",
+    "read_config",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +168,7 @@ class TrainerConfig:
                 positive("save_wait_seconds", self.save_wait_seconds),
                 at_least("bucket_mebibytes", self.bucket_mebibytes, 1),
                 *self._schedule_problems(),
+                *self.data.problems(self.model.vocab_size),
             )
         )
 

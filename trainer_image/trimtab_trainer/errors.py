@@ -2,7 +2,7 @@
 
 TrainerError
 ├── BadConfig             one or more fields of the configuration are wrong
-├── DataUnreadable        the data file, open already, cannot be read any more
+├── DataUnreadable        the data, open already, cannot be read any more or are not what their kind says
 ├── StoreError
 │   ├── StoreUnavailable  the object store does not answer: temporary, try again
 │   ├── StoreRefused      the object store said no: permanent until somebody mends it
@@ -35,7 +35,7 @@ class BadConfig(TrainerError):
 
 
 class DataUnreadable(TrainerError):
-    """The data file was readable at the start and is not any more."""
+    """The data were readable at the start and are not any more, or are not what their kind says."""
 
 
 class StoreError(TrainerError):

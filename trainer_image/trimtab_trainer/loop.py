@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import TrainerConfig
+from trimtab_trainer.data.packing import targets_of
 from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
 from trimtab_trainer.reduction import GradientBuckets, Reduced
@@ -43,7 +44,10 @@ class Trainee:
     def losses(self, samples: Tensor) -> Tensor:
         """The evaluation-mode loss of each of `samples` [batch, tokens + 1]; leaves no trace in the state."""
         with _evaluating(self.model):
-            output = self.model(samples[:, :-1], samples[:, 1:], reduction="none")
+            separator = self.config.data.masked_separator
+            output = self.model(
+                samples[:, :-1], targets_of(samples, separator), reduction="none", masked=separator is not None
+            )
         return _loss(output)
 
 
@@ -79,6 +83,7 @@ def forward(model: Transformer, batch: Batch, config: TrainerConfig) -> ModelOut
         qk_threshold=config.optimizer.qk_clip_threshold or math.inf,
         exact=config.telemetry.exact_max_logits,
         sample_ids=batch.sample_ids,
+        masked=config.data.masked_separator is not None,
     )
 
 

@@ -10,6 +10,9 @@ from trimtab_trainer.fields import InvalidFields
 
 _Built = TypeVar("_Built")
 
+UNLESS = "unless"
+"""In a field's metadata: the name of another field that may be given instead; without either, this one is missing."""
+
 
 class _Wrong(Exception):
     """Problems below this point were noted already."""
@@ -49,8 +52,8 @@ def _dataclass(kind: Any, given: object, path: str, problems: list[str]) -> obje
                 values[field.name] = _value(hints[field.name], mapping[name], prefix + name, problems)
             except _Wrong:
                 continue
-        elif _required(field):
-            problems.append(f"{prefix}{name}: missing; it must be given")
+        else:
+            problems += _missing(field, prefix + name, mapping)
     built: object = None
     # Also when some fields are wrong already: the others are checked all the same, beside the defaults of those.
     if all(field.name in values for field in fields.values() if _required(field)):
@@ -63,6 +66,14 @@ def _dataclass(kind: Any, given: object, path: str, problems: list[str]) -> obje
     if len(problems) > before:
         raise _Wrong
     return built
+
+
+def _missing(field: "dataclasses.Field[Any]", path: str, mapping: Mapping[object, object]) -> list[str]:
+    """What to say of a field that is not given: nothing where it has a default."""
+    if _required(field):
+        return [f"{path}: missing; it must be given"]
+    other: str | None = field.metadata.get(UNLESS)
+    return [] if other is None or other in mapping else [f"{path}: missing; it must be given, or {other}"]
 
 
 def _required(field: "dataclasses.Field[Any]") -> bool:

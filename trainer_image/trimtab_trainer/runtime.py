@@ -30,7 +30,7 @@ from trimtab_trainer.checkpointing.saving import Trigger
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import Environment, TrainerConfig
 from trimtab_trainer.courier import Courier
-from trimtab_trainer.data import BatchLog, ByteWindows
+from trimtab_trainer.data import BatchLog, Windows
 from trimtab_trainer.directives import Inbox, Letter
 from trimtab_trainer.errors import StoreError, WorldEnded
 from trimtab_trainer.evidence import ProbeResult
@@ -87,7 +87,7 @@ class Runtime:
     vitals: Vitals
     trainee: Trainee
     training_state: TrainingState
-    data: ByteWindows
+    data: Windows
     batch_log: BatchLog
     store: ObjectStore
     checkpointer: Checkpointer

@@ -17,6 +17,7 @@ from trimtab_contract.metrics import MetricRecord, Vector
 
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.checkpointing.saving import Trigger
+from trimtab_trainer.data import targets_of
 from trimtab_trainer.errors import WorldEnded
 from trimtab_trainer.execution import DirectiveExecutor
 from trimtab_trainer.replicas import compare_replicas
@@ -149,7 +150,7 @@ class Session:
             step=step,
             window=window,
             tokens=samples[:, :-1],
-            targets=samples[:, 1:],
+            targets=targets_of(samples, self._runtime.data.separator),
             sample_ids=torch.arange(first, first + len(samples)),
             rate_override=self._state.rate_override,
         )

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+IGNORED_TARGET = -100
+"""A target that no loss counts; what `torch.nn.functional.cross_entropy` ignores by default."""
+
 
 def frobenius_norms(matrices: Tensor) -> Tensor:
     """Return the Frobenius norm [..., 1, 1] of each of `matrices` [..., rows, columns]."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trimtab_trainer.model.attention import AttentionResult, causal_attention, infinite_beyond_resolution
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
+from trimtab_trainer.tensors import IGNORED_TARGET
 
 INITIAL_STANDARD_DEVIATION: Final = 0.02
 
@@ -166,13 +167,15 @@ class Transformer(nn.Module):
         qk_threshold: float = math.inf,
         exact: bool = False,
         sample_ids: Tensor | None = None,
+        masked: bool = False,
     ) -> ModelOutput:
         """Run `tokens` [batch, tokens] int64 through the model.
 
         With `targets` of the same shape the loss is the mean cross entropy (nats): a scalar, or with
         `reduction="none"` one mean per window [batch]. The largest attention logits are exact for heads
         above `qk_threshold`, and for all heads when `exact`. `sample_ids` [batch] int64, the absolute
-        identities of the windows, are needed while training with dropout.
+        identities of the windows, are needed while training with dropout. With `masked`, targets may be
+        `IGNORED_TARGET`; a window's loss is the mean over its other targets, and the loss the mean over windows.
 
         Raises:
             ValueError: the window is longer than `config.sequence`, or dropout lacks `sample_ids`.
@@ -198,7 +201,7 @@ class Transformer(nn.Module):
         )
         if targets is None:
             return ModelOutput(loss=None, logits=logits, attention=attention)
-        return ModelOutput(loss=_loss(logits, targets, reduction), logits=None, attention=attention)
+        return ModelOutput(loss=_loss(logits, targets, reduction, masked=masked), logits=None, attention=attention)
 
     def query_key_parameters(self) -> tuple[tuple[tuple[Tensor, ...], tuple[Tensor, ...]], ...]:
         """Return, per layer, the parameters (weight, then bias if any) that make queries and keys."""
@@ -239,7 +242,13 @@ def _rotate(x: Tensor, current: _Pass) -> Tensor:
     return x * current.cosine + torch.cat((-second, first), dim=-1) * current.sine
 
 
-def _loss(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
+def _loss(logits: Tensor, targets: Tensor, reduction: Reduction, *, masked: bool) -> Tensor:
     logits = logits if logits.dtype == torch.float64 else logits.float()
+    if masked:
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED_TARGET)
+        counted = (targets != IGNORED_TARGET).sum(-1).clamp(min=1)
+        # By window first: then it does not matter how a batch is cut into the shares of the ranks.
+        by_window = losses.view_as(targets).sum(-1) / counted
+        return by_window.mean() if reduction == "mean" else by_window
     per_token = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
     return per_token if reduction == "mean" else per_token.view_as(targets).mean(-1)

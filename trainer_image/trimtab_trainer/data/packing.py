@@ -1,0 +1,15 @@
+"""Documents in a window: which targets belong to the document of their input."""
+
+from torch import Tensor
+
+from trimtab_trainer.tensors import IGNORED_TARGET
+
+
+def targets_of(samples: Tensor, separator: int | None) -> Tensor:
+    """The targets [batch, T] of `samples` [batch, T + 1], each the token after its input.
+
+    With a `separator`, the targets whose input it is begin another document and become `IGNORED_TARGET`. The separator
+    itself is a target: where a document ends is to be learnt.
+    """
+    targets = samples[:, 1:]
+    return targets if separator is None else targets.masked_fill(samples[:, :-1] == separator, IGNORED_TARGET)
