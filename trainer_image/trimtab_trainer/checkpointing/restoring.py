@@ -18,12 +18,12 @@ from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.errors import ContractError, MalformedManifest
 
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing.inspection import inspect
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader, patiently
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
-from trimtab_trainer.checkpointing.state import FlatState, describe, empty_on_host
+from trimtab_trainer.checkpointing.state import FlatState, describe, empty_on_host, tensors_of
 from trimtab_trainer.errors import RestoreFailed
+from trimtab_trainer.optim import parameter_checksum
 
 Result = TypeVar("Result")
 
@@ -72,7 +72,7 @@ class Restoration:
                 read_shards(folder, flat)
         else:
             _read_slices(reader, manifest, flat)
-        found = inspect(flat).checksum
+        found = f"{parameter_checksum(tensors_of(flat).items()).total:016x}"
         if found != manifest.replica_checksum:
             detail = f"the loaded state has checksum {found}, the saved one {manifest.replica_checksum}"
             raise RestoreFailed(RestoreFailure.CONTENT_MISMATCH, METADATA_NAME, detail)

@@ -1,4 +1,4 @@
-"""The background half of a save: inspect the copy, write and upload its shards, and the manifest last of all."""
+"""The background half of a save: inspect the copy while its shards leave, and store the manifest last of all."""
 
 import platform
 import queue
@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -150,14 +151,17 @@ class SaveThread(threading.Thread):
             self._saved.put((job.prefix, reference))
 
     def _committed(self, job: SaveJob) -> CheckpointReference:
-        own = self._inspected(job)
-        try:
-            share = self._stored(job)
-        except (StoreError, SaveBroken, OSError) as error:
-            self._tell(f"{job.prefix}objects/{self._rank}", _Share(failed=f"rank {self._rank}: {error}"))
-            if self._rank == 0:
-                self._tell(f"{job.prefix}outcome", _Outcome(failed=f"rank 0: {error}"))
-            raise
+        # The copy is inspected while it leaves; no object of it is complete before all ranks agree that it may be.
+        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-inspect") as pool:
+            inspecting = pool.submit(self._inspected, job)
+            try:
+                share = self._stored(job, inspecting)
+            except (StoreError, SaveBroken, OSError) as error:
+                self._tell(f"{job.prefix}objects/{self._rank}", _Share(failed=f"rank {self._rank}: {error}"))
+                if self._rank == 0:
+                    self._tell(f"{job.prefix}outcome", _Outcome(failed=f"rank 0: {error}"))
+                raise
+            own = inspecting.result()
         self._tell(f"{job.prefix}objects/{self._rank}", share)
         if self._rank == 0:
             return self._finished(job, own)
@@ -178,11 +182,12 @@ class SaveThread(threading.Thread):
             raise _NotCommitted(*refused)
         return own
 
-    def _stored(self, job: SaveJob) -> _Share:
+    def _stored(self, job: SaveJob, inspecting: Future[Inspection]) -> _Share:
         # A run that goes on from here after a crash must still be able to show how it got here.
         retried(self._prove, job.deadline, self._stopped)
         with self._uploading(job, job.layout.object_name) as shard:
             written = job.layout.write(job.flat, shard)
+            inspecting.result()
         own = self._put(job, f"rank-{self._rank:06d}.json", job.rank_state)
         return _Share(objects={job.layout.object_name: shard.stored(self._rank), **own}, written=written)
 

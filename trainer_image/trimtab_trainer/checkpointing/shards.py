@@ -9,7 +9,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from io import BytesIO
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BytesIO, RawIOBase
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -151,13 +151,45 @@ class ShardReading:
 
     def load(self, place: Place, body: bytes | memoryview) -> None:
         """Deserialise one slice into `into`; several may be at it at once."""
-        found: object = torch.load(BytesIO(body), map_location="cpu", weights_only=True)
+        found: object = torch.load(cast("IO[bytes]", _Readable(body)), map_location="cpu", weights_only=True)
         for item in self._items[place]:
-            if isinstance(found, Tensor):
+            name = item.dest_index.fqn
+            wanted: object = self._into[name]
+            if not isinstance(found, Tensor):
+                self._into[name] = found
+            elif isinstance(wanted, Tensor) and (found.shape, found.dtype) == (wanted.shape, wanted.dtype):
+                # The whole tensor: it takes the place of the room that was reserved and never touched.
+                self._into[name] = found
+            else:
                 target = self._planner.resolve_tensor(item)
                 target.copy_(narrow_tensor_by_index(found, item.storage_offsets, item.lengths))
-            else:
-                self._into[item.dest_index.fqn] = found
+
+
+class _Readable(RawIOBase):
+    """Bytes as a file, from which torch copies straight into a tensor: BytesIO would copy them once more before."""
+
+    def __init__(self, body: bytes | memoryview) -> None:
+        super().__init__()
+        self._body, self._at = memoryview(body), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any, /) -> int:
+        taken = min(len(room), len(self._body) - self._at)
+        room[:taken] = self._body[self._at : self._at + taken]
+        self._at += taken
+        return taken
+
+    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
+        self._at = offset + {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: len(self._body)}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
 
 
 def read_shards(folder: Path, into: FlatState) -> None:
