@@ -1,0 +1,180 @@
+"""What a checkpoint costs beside what it cannot do without: the bytes' way to the store, and back.
+
+One rank with real S3. Every round measures both sides of each ratio, one after the other.
+"""
+
+import argparse
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from boto3.s3.transfer import TransferConfig
+from checkpoint_ranks import Ranks, new_state
+from object_store_fixture import ADMIN, ObjectStoreServer
+from trimtab_contract.keys import MANIFEST_NAME
+from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.checkpointing import CheckpointLimits, TrainingState
+from trimtab_trainer.checkpointing.reading import READERS, STRETCH_BYTES
+from trimtab_trainer.checkpointing.state import tensors_of
+from trimtab_trainer.checkpointing.uploading import PART_BYTES, PARTS_IN_FLIGHT
+from trimtab_trainer.model import TransformerConfig
+
+from benchmarks.figures import Figure, Measurement, ratios, write
+
+MODEL = TransformerConfig(width=512, layers=8, heads=8, sequence=128)
+STAGING_MEGABYTES = 64 * 2**20 / 1e6
+PATIENT = CheckpointLimits(save_deadline_seconds=600, restore_patience_seconds=600, verify_patience_seconds=0.001)
+"""Verification gives up at once: it would read the same bytes while something else is measured."""
+
+
+@dataclass
+class Times:
+    """Seconds of every round; `staging` in megabytes beyond a copy of the state."""
+
+    stall: list[float] = field(default_factory=list[float])
+    save: list[float] = field(default_factory=list[float])
+    raw_upload: list[float] = field(default_factory=list[float])
+    restore: list[float] = field(default_factory=list[float])
+    raw_download: list[float] = field(default_factory=list[float])
+    staging: list[float] = field(default_factory=list[float])
+
+
+def seconds(act: Callable[[], Any]) -> float:
+    """How long something takes."""
+    started = time.perf_counter()
+    act()
+    return time.perf_counter() - started
+
+
+def forget_peak() -> None:
+    """Let the kernel begin anew to remember this process's largest resident memory."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_megabytes() -> float:
+    """The largest resident memory since then."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024 / 1e6
+
+
+class Bench:
+    """One rank, its state, and the store."""
+
+    def __init__(self, server: ObjectStoreServer, folder: Path) -> None:
+        bucket = server.new_bucket()
+        self._client, self._bucket = server.client(), bucket
+        self._store = ObjectStore(
+            bucket, endpoint=server.endpoint, access_key=ADMIN.access_key, secret_key=ADMIN.secret_key
+        )
+        self.ranks = Ranks(self._store, folder, world_size=1, limits=PATIENT)
+        self.state, self.other = new_state(7, MODEL), new_state(8, MODEL)
+        self.megabytes = sum(tensor.nbytes for tensor in tensors_of(self.state.flat()).values()) / 1e6
+        self._step = 0
+
+    def round(self, times: Times) -> None:
+        """Measure everything once."""
+        self._step += 1
+        before = peak_megabytes()
+        forget_peak()
+        times.stall.append(seconds(lambda: self.ranks.save([self.state], self._step)))
+        waited = seconds(lambda: self.ranks.checkpointers[0].flush(600))
+        times.save.append(times.stall[-1] + waited)
+        if self._step == 1:
+            # Later rounds use the room of the first: what they need beyond it has no copy in it.
+            times.staging.append(peak_megabytes() - before - self.megabytes)
+        reference = self.ranks.drain(0)[-1].reference
+        shard = f"{reference.key.removesuffix(MANIFEST_NAME)}__0_0.distcp"
+        body = self._store.get(shard)
+        times.raw_upload.append(seconds(lambda: self._raw_upload(body)))
+        times.restore.append(seconds(lambda: self._restore(reference)))
+        times.raw_download.append(seconds(lambda: self._raw_download(shard, len(body))))
+
+    def _restore(self, reference: Any) -> None:
+        self.ranks.restore(reference, [self.other])
+        assert torch.equal(_first(self.other), _first(self.state))
+
+    def _raw_upload(self, body: bytes) -> None:
+        settings = TransferConfig(multipart_chunksize=PART_BYTES, max_concurrency=PARTS_IN_FLIGHT)
+        self._client.upload_fileobj(io.BytesIO(body), self._bucket, "raw", Config=settings)
+
+    def _raw_download(self, key: str, size: int) -> None:
+        """The same bytes in ranges of the same size on as many threads, into memory and no further."""
+        room = bytearray(size)
+
+        def fetch(begin: int) -> None:
+            end = min(begin + STRETCH_BYTES, size)
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes={begin}-{end - 1}")
+            room[begin:end] = answer["Body"].read()
+
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(fetch, range(0, size, STRETCH_BYTES)))
+
+
+def _first(state: TrainingState) -> torch.Tensor:
+    return next(iter(tensors_of(state.flat()).values()))
+
+
+def measure(rounds: int, folder: Path) -> tuple[Times, float]:
+    """So many rounds, and the size of the state in megabytes."""
+    (folder / "s3").mkdir()
+    server = ObjectStoreServer(folder / "s3")
+    server.start()
+    try:
+        bench = Bench(server, folder / "world")
+        times = Times()
+        try:
+            for _ in range(rounds):
+                bench.round(times)
+        finally:
+            bench.ranks.close()
+        return times, bench.megabytes
+    finally:
+        server.stop()
+
+
+def figures(times: Times) -> tuple[Figure, ...]:
+    """Ratios of what was measured side by side; the first stall makes the room that later ones use."""
+    return (
+        Figure("training's stall ÷ a synchronous save", ratios(times.stall[1:], times.save[1:]), goal=1 / 20),
+        Figure("save ÷ a raw multipart upload of the same bytes", ratios(times.save, times.raw_upload), goal=1.25),
+        Figure("restore ÷ a raw parallel download", ratios(times.restore, times.raw_download), goal=1.25),
+        Figure("memory for a save beyond a copy of the state", tuple(times.staging), "MB", goal=STAGING_MEGABYTES),
+        Figure("training's stall", tuple(times.stall[1:]), "s"),
+        Figure("training's stall at the first save, which makes the room", (times.stall[0],), "s"),
+        Figure("save until it is durable", tuple(times.save), "s"),
+        Figure("restore", tuple(times.restore), "s"),
+    )
+
+
+def main() -> None:
+    """Measure and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
+        times, megabytes = measure(rounds, Path(folder))
+    write(
+        "checkpoints",
+        Measurement(
+            title="Checkpoints",
+            about=(
+                f"A state of {megabytes:.0f} MB (model and optimizer), one rank, a real S3 server on the same machine. "
+                "Saves inspect the copy and hash every slice and every object; restores verify every slice."
+            ),
+            figures=figures(times),
+            notes=(
+                "The raw transfers use parts of the same size, as many threads and the same client library, no hash.",
+                "Server and trainer share the processors: what hashing costs is not hidden behind the network.",
+            ),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()
