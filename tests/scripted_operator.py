@@ -60,13 +60,17 @@ class ScriptedOperator:
             if not self.opened:
                 now(self.journal.take_over(self.lease_epoch))
                 self.opened = True
-            self._keep_directive()
-            self.settle()
-            self._drive()
+            self.lead()
         except (Fenced, JournalBroken):
             raise
         except OperatorError:
             return
+
+    def lead(self) -> None:
+        """Keep the directive in force, and do what is to be done."""
+        self._keep_directive()
+        self.settle()
+        self._drive()
 
     def _keep_directive(self) -> None:
         """The directive in force under this operator's epoch, as the reconciler publishes it again."""

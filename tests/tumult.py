@@ -10,14 +10,16 @@ from itertools import product
 from random import Random
 from typing import Any
 
+import msgspec
 from forks import rebound
 from played_trainer import PlayedWorld, Scenario
-from scripted_operator import ScriptedOperator
+from scripted_operator import ScriptedOperator, now
 from scripted_world import Killed, ScriptedRun
 from trimtab_contract.directives import AckState, Reason
+from trimtab_operator.commands import Draft
 from trimtab_operator.errors import BusUnavailable, ClusterUnavailable, Fenced, OperatorError, StoreUnavailable
-from trimtab_operator.observation import Pods, PodsState
-from trimtab_operator.run_state import RunState
+from trimtab_operator.observation import Acks, Observation, Pods, PodsState
+from trimtab_operator.run_state import JournalAction, RunState
 
 LAST_EVENT = 70
 """Nothing happens after this tick: then the run must come to its end."""
@@ -35,6 +37,12 @@ class BadDay(ScriptedRun):
         self.deleted: set[int] = set()
         self.loses = False
         self.republish_at: set[int] = set()
+        self.policy_gone = False
+        self.job_gone = False
+        self.lease = 0
+        """How often the Lease changed hands since somebody made it, which is all that it knows of earlier leaders."""
+        self.term = 0
+        """How often it changed hands or was deleted at all."""
         self._shown: dict[int, Pods] = {}
 
     def clock(self) -> str:
@@ -58,6 +66,21 @@ class BadDay(ScriptedRun):
         if pods.state is not PodsState.ABSENT:
             self._shown[pods.world] = pods
         return pods
+
+    def observe(self, state: RunState, acks: Acks, pods: Pods) -> Observation:
+        """A policy that is gone judges on as it was accepted last; without any, the run waits for one."""
+        seen = super().observe(state, acks, pods)
+        if not self.policy_gone:
+            return seen
+        if not state.guards or seen.guard is None:
+            return replace(seen, guard=None, blocked=("GuardPolicy lab/guard does not exist",))
+        return replace(seen, guard=msgspec.structs.replace(seen.guard, policies=state.guards[-1].policies))
+
+    def take_lease(self) -> tuple[int, int]:
+        """Another operator leads: the epoch that the Lease tells it, and its term."""
+        self.lease += 1
+        self.term += 1
+        return self.lease, self.term
 
     def end_pods(self, world: int) -> None:
         """From here on a read shows that they end."""
@@ -118,6 +141,25 @@ class BadDay(ScriptedRun):
         """A person edits the policy."""
         self.policy_generation += 1
 
+    def delete_policy(self, _chance: Random) -> None:
+        """A person deletes the policy."""
+        self.policy_gone = True
+
+    def make_policy(self, _chance: Random) -> None:
+        """A person makes it anew."""
+        self.policy_gone, self.policy_generation = False, self.policy_generation + 1
+
+    def delete_lease(self, _chance: Random) -> None:
+        """A person deletes the Lease: who led ends, and the next one finds none."""
+        self.lease, self.term = 0, self.term + 1
+
+    def delete_run(self, _chance: Random) -> None:
+        """A person deletes the TrainingJob: the garbage collector ends its pods."""
+        self.job_gone = True
+        for world in self.worlds.values():
+            if world.alive:
+                world.die(Reason.CRASHED)
+
     def toggle_suspend(self, _chance: Random) -> None:
         """A person suspends the run, or lets it go on."""
         self.suspend = not self.suspend
@@ -134,8 +176,49 @@ Event = Callable[[BadDay, Random], None]
 UNHEARD: tuple[Event, ...] = (BadDay.repeat_word, BadDay.lose_word)
 CLOCKS: tuple[Event, ...] = (BadDay.set_clock,)
 OUTAGES: tuple[Event, ...] = (BadDay.go_away,)
+LEASES: tuple[Event, ...] = (BadDay.delete_lease,)
 LATE: tuple[Event, ...] = (BadDay.read_late, BadDay.delete_job)
-PEOPLE: tuple[Event, ...] = (BadDay.edit_job, BadDay.edit_policy, BadDay.toggle_suspend, BadDay.delete_job)
+PEOPLE: tuple[Event, ...] = (
+    BadDay.edit_job,
+    BadDay.edit_policy,
+    BadDay.delete_policy,
+    BadDay.make_policy,
+    BadDay.toggle_suspend,
+    BadDay.delete_job,
+)
+
+
+class LeasedOperator(ScriptedOperator):
+    """Leads as long as the Lease is its own, and writes the last record of a run whose TrainingJob is gone."""
+
+    def __init__(self, run: ScriptedRun) -> None:
+        super().__init__(run)
+        assert isinstance(run, BadDay)
+        self._day = run
+        self.lease_epoch, self._term = run.take_lease()
+
+    def turn(self) -> None:
+        """See `ScriptedOperator.turn`."""
+        if self._day.term != self._term:
+            message = "the Lease was deleted by somebody"
+            raise Fenced(message)
+        if self.opened or not self._ended:  # who finds a run with its last record does not even take it over
+            super().turn()
+
+    @property
+    def _ended(self) -> bool:
+        told = self.run.announced
+        return self._day.job_gone and bool(told) and told[-1].action == JournalAction.RUN_ENDED
+
+    def lead(self) -> None:
+        """See `ScriptedOperator.lead`."""
+        if not self._day.job_gone:
+            super().lead()
+            return
+        self.settle()
+        if not self._ended:
+            identity = f"run/{JournalAction.RUN_ENDED}"
+            now(self.journal.append(Draft(action=JournalAction.RUN_ENDED, id=identity, outcome="Deleted")))
 
 
 def happening(events: tuple[Event, ...], chance: Random, most: int = 6) -> Callable[[ScriptedRun], None]:
@@ -148,7 +231,7 @@ def happening(events: tuple[Event, ...], chance: Random, most: int = 6) -> Calla
             if tick == run.ticks:
                 event(run, chance)
         if run.ticks == LAST_EVENT:
-            run.suspend = False
+            run.suspend = run.policy_gone = False
 
     return happen
 

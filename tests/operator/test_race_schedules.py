@@ -13,10 +13,24 @@ from run_fates import at, crash
 from schedule_search import folded_once
 from scripted_operator import ScriptedOperator, play
 from scripted_world import ScriptedRun
+from trimtab_contract.journal import effective
 from trimtab_operator.commands import Command
 from trimtab_operator.observation import MissingMetric, Observation, PodsState
-from trimtab_operator.run_state import PendingEffect, RunPhase, RunState
-from tumult import CLOCKS, LATE, OUTAGES, PEOPLE, UNHEARD, BadDay, Event, happening, patient, with_a_frozen_leader
+from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
+from tumult import (
+    CLOCKS,
+    LATE,
+    LEASES,
+    OUTAGES,
+    PEOPLE,
+    UNHEARD,
+    BadDay,
+    Event,
+    LeasedOperator,
+    happening,
+    patient,
+    with_a_frozen_leader,
+)
 
 SEED = 20261129
 DRAWN = 10
@@ -33,8 +47,14 @@ SCENARIOS = {
     ),
     "approved": patient(replace(DAMAGED, approval=99999, answers=(("TargetSelected", "Approve"),))),
 }
-HARMLESS = {"unheard": UNHEARD, "clocks": CLOCKS, "outages": OUTAGES, "all": (*UNHEARD, *CLOCKS, *OUTAGES)}
-LOSING = {"late": LATE, "people": PEOPLE, "all": (*UNHEARD, *CLOCKS, *OUTAGES, *LATE, *PEOPLE)}
+HARMLESS = {
+    "unheard": UNHEARD,
+    "clocks": CLOCKS,
+    "outages": OUTAGES,
+    "leases": LEASES,
+    "all": (*UNHEARD, *CLOCKS, *OUTAGES, *LEASES),
+}
+LOSING = {"late": LATE, "people": PEOPLE, "all": (*UNHEARD, *CLOCKS, *OUTAGES, *LEASES, *LATE, *PEOPLE)}
 
 
 def ends_well(run: ScriptedRun) -> None:
@@ -42,6 +62,13 @@ def ends_well(run: ScriptedRun) -> None:
     check(run, refuses=bool(run.refusals))
     assert run.state.phase is RunPhase.COMPLETED
     assert not run.living
+    epochs_rise(run)
+
+
+def epochs_rise(run: ScriptedRun) -> None:
+    """Whatever became of the Lease, nobody leads under an epoch that somebody else had."""
+    epochs = [one.actor.epoch for one in effective(run.announced) if one.action == JournalAction.TAKEOVER]
+    assert epochs == sorted(set(epochs))
 
 
 def schedules(events: tuple[Event, ...], name: str, kind: str) -> list[ScriptedRun]:
@@ -49,18 +76,17 @@ def schedules(events: tuple[Event, ...], name: str, kind: str) -> list[ScriptedR
     chance = Random(f"{SEED}/{name}/{kind}")
     runs: list[ScriptedRun] = []
     for _ in range(DRAWN):
-        epochs = [chance.randrange(5) for _ in range(3)]
-
-        def start(run: ScriptedRun, epochs: list[int] = epochs) -> ScriptedOperator:
-            operator = ScriptedOperator(run)
-            operator.lease_epoch = epochs.pop() if epochs else 0
-            return operator
-
         kills = [(chance.randrange(60), chance.choice(("before", "after", "lost", "undone")))]
         happens = happening(events, chance)
         with folded_once():
             run = play(
-                SCENARIOS[name], kills=kills, on_tick=happens, operator=start, world=BadDay, at_least=72, ticks=400
+                SCENARIOS[name],
+                kills=kills,
+                on_tick=happens,
+                operator=LeasedOperator,
+                world=BadDay,
+                at_least=72,
+                ticks=400,
             )
         runs.append(run)
     print(f"{name}, {kind}: {len(runs)} schedules drawn with seed {SEED}")
@@ -82,6 +108,28 @@ def test_what_delays_an_operator_changes_no_decision(name: str, kind: str) -> No
 def test_whatever_is_lost_edited_or_deleted_the_run_ends_well(name: str, kind: str) -> None:
     for run in schedules(LOSING[kind], name, kind):
         ends_well(run)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_run_that_is_deleted_at_any_moment_ends_with_one_last_record(name: str) -> None:
+    chance, count = Random(f"{SEED}/{name}/deleted"), 0
+    for tick in range(1, play(SCENARIOS[name]).ticks - 1):
+
+        def happen(run: ScriptedRun, tick: int = tick) -> None:
+            assert isinstance(run, BadDay)
+            if run.ticks == tick:
+                run.delete_run(chance)
+
+        kills = [(chance.randrange(60), chance.choice(("before", "after", "lost", "denied", "undone")))]
+        with folded_once():
+            run = play(SCENARIOS[name], kills=kills, on_tick=happen, operator=LeasedOperator, world=BadDay, at_least=72)
+        check(run, refuses=bool(run.refusals))
+        epochs_rise(run)
+        ends = [one for one in run.announced if one.action == JournalAction.RUN_ENDED]
+        assert [one.seq for one in ends] == [run.announced[-1].seq], kills
+        assert not run.living
+        count += 1
+    print(f"{name}: {count} schedules of a deleted run, drawn with seed {SEED}")
 
 
 @pytest.mark.parametrize("name", ["damaged", "target-fails", "approved"])

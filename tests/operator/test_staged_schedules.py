@@ -1,0 +1,170 @@
+"""A sample of the schedules of interruptions against a real API server, Redis and S3, judged by the same checks.
+
+The operator is the real one, with its supervisor, adapters and Lease; only the trainer is played. Writes are named, and
+each schedule interrupts one or two of them in the ways of the simulated schedules. What the incident came to is
+compared with the simulated run of the same scenario.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+from control_plane_fixture import ControlPlane
+from interrupted_ports import Fault, Interrupter, Naive, drawn_from
+from judged_world import JudgedRun
+from leaders import Leaders
+from object_store_fixture import ObjectStoreServer
+from played_trainer import RUN, Scenario
+from redis_fixture import RedisServer
+from run_checks import check, story, surviving_windows
+from scripted_operator import play
+from scripted_world import ScriptedRun, directive_of
+from staged_run import Stage, StagedRun, essence
+from trimtab_contract.directives import AckState
+from trimtab_contract.journal import Phase, parse_record
+from trimtab_contract.keys import RunId
+from trimtab_operator.adapters.api_server import ApiServer
+from trimtab_operator.adapters.kubernetes import KubernetesCluster
+from trimtab_operator.adapters.ports import Appended, Bus, JournalStore
+from trimtab_operator.reconciler import Ports
+from trimtab_operator.run_state import RunPhase
+from trimtab_operator.workload import TrainingJobView
+
+SEED = 20261130
+PATIENCE_SECONDS = 240.0
+DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)), read_back=AckState.VERIFIED)
+WAYS = ("before", "after", "lost", "denied", "undone")
+PAIRED_WAYS = ("before", "after", "lost", "denied")
+PAIRS = 5
+SLEEPS = (0, 3, 9, 27)
+"""For how many writes of its successors a leader that froze sleeps."""
+AT_ONCE = 5
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which writes are interrupted and how; a frozen operator sleeps for so many writes of its successors."""
+
+    name: str
+    faults: tuple[Fault, ...]
+    sleeps: int = 0
+
+
+@pytest.fixture
+async def stage(
+    api: ControlPlane, ports: Ports, redis_server: RedisServer, object_store: ObjectStoreServer
+) -> AsyncIterator[Stage]:
+    (ours,) = ports.namespaces
+    server = await ApiServer.connect(api.kubeconfig)
+    made = Stage(server, ours, redis_server, object_store, object_store.new_bucket("staged"), ports.journal)
+    api.apply(made.secret())
+    yield made
+    await server.close()
+
+
+async def staged(
+    api: ControlPlane,
+    stage: Stage,
+    ports: Ports,
+    schedule: Schedule,
+    scenario: Scenario = DAMAGED,
+    naive: Naive | None = None,
+) -> Leaders:
+    """The run of a new job, played to its end."""
+    name, interrupter = schedule.name, Interrupter(schedule.faults, schedule.sleeps, naive=naive)
+    await asyncio.to_thread(api.apply, *stage.objects(name, scenario))
+    body = dict(await ports.cluster.training_job(stage.namespace, name))
+    run = StagedRun(scenario, stage, TrainingJobView.of(body))
+    store = KubernetesCluster(stage.server)
+    leaders = Leaders(run, body, ports, stage.server, store, interrupter, Random(f"{SEED}/{name}"))
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await leaders.play()
+    except TimeoutError:
+        told = [(one.seq, one.action, one.phase) for one in run.announced]
+        said = [(one.state, one.step, one.epoch, one.seq) for one in run.acks]
+        status = (await ports.cluster.training_job(stage.namespace, name)).get("status")
+        pytest.fail(f"{status}; {name} under {interrupter.faults} came to no end: {told}; {said}; {run.violations}")
+    return leaders
+
+
+def drawn(chance: Random, writes: list[tuple[str, int]]) -> list[Schedule]:
+    """Of each way one schedule, as many pairs of the paired ways, and as many leaders that freeze and wake."""
+    found = [Schedule(f"single-{way}", (Fault(*chance.choice(writes), way),)) for way in WAYS]
+    for number in range(PAIRS):
+        first, second = chance.sample(writes, 2)
+        ways = [chance.choice(PAIRED_WAYS) for _ in range(2)]
+        found.append(Schedule(f"pair-{number}", (Fault(*first, ways[0]), Fault(*second, ways[1]))))
+    awake = [one for one in writes if one[0] != "append Takeover"]
+    for number, sleeps in enumerate(SLEEPS):
+        found.append(Schedule(f"frozen-{number}", (Fault(*chance.choice(awake), "frozen"),), sleeps))
+    return found
+
+
+async def test_a_sample_of_the_schedules_on_real_parts_comes_to_what_the_simulated_run_comes_to(
+    api: ControlPlane, stage: Stage, ports: Ports
+) -> None:
+    simulated = play(DAMAGED, world=JudgedRun)
+    plain = await staged(api, stage, ports, Schedule("plain", ()))
+    same(plain, simulated)
+    writes = drawn_from(plain.interrupter.written)
+    schedules = drawn(Random(SEED), writes)
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def judged(schedule: Schedule) -> int:
+        async with limit:
+            leaders = await staged(api, stage, ports, schedule)
+        assert set(leaders.interrupter.met) == set(schedule.faults), (schedule, leaders.interrupter.met)
+        same(leaders, simulated)
+        return leaders.deleted_leases
+
+    deleted = await asyncio.gather(*map(judged, schedules))
+    print(
+        f"{len(schedules)} schedules of {len(writes)} writes on real parts, drawn with seed {SEED}; the Lease was "
+        f"deleted {sum(deleted)} times"
+    )
+
+
+def same(leaders: Leaders, simulated: ScriptedRun) -> None:
+    """The same incident as in the simulation, and no invariant broken on the way."""
+    run = leaders.run
+    check(run)
+    leaders.check()
+    assert run.state.phase is RunPhase.COMPLETED
+    told = [(action, phase, name.replace(f"{run.id.name}-", f"{RUN.name}-", 1)) for action, phase, name in story(run)]
+    assert told == story(simulated)
+    assert essence(run) == essence(simulated)
+    assert surviving_windows(run) == surviving_windows(simulated)
+
+
+# The checker itself --------------------------------------------------------------------------------------------------
+
+
+class ActsBeforeItsIntent:
+    """Publishes a directive first and writes its intent down afterwards."""
+
+    def __init__(self, bus: Bus, journal: JournalStore) -> None:
+        self._bus, self._journal = bus, journal
+
+    def __getattr__(self, name: str) -> Any:
+        """All else as it is."""
+        return getattr(self._journal, name)
+
+    async def append(self, run: RunId, seq: int, body: bytes) -> Appended:
+        """The effect, and then the record."""
+        record = parse_record(body)
+        if record.phase is Phase.INTENT and "directive" in (record.after or {}):
+            await self._bus.publish(run, directive_of((record.after or {})["directive"]))
+        return await self._journal.append(run, seq, body)
+
+
+async def test_an_operator_that_acts_before_its_intent_is_caught_on_real_parts(
+    api: ControlPlane, stage: Stage, ports: Ports
+) -> None:
+    schedule = Schedule("naive-order", (Fault("append Directive Intent", 0, "before"),))
+    leaders = await staged(api, stage, ports, schedule, naive=ActsBeforeItsIntent)
+    with pytest.raises(AssertionError, match="without an earlier intent"):
+        check(leaders.run)
