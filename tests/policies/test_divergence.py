@@ -146,19 +146,33 @@ def test_the_default_look_back_fits_into_what_a_job_keeps() -> None:
     assert reach(counting) <= 2000
 
 
-def correlated(count: int, level: float, share: float, seed: int) -> list[float]:
-    """A level with noise of `share` of it, of which nine tenths last from record to record."""
+def correlated(count: int, level: float, share: float, lasting: float, seed: int) -> list[float]:
+    """A level with noise of `share` of it, of which so much lasts from record to record."""
     noise, deviation, values = random.Random(seed), 0.0, list[float]()
     for _ in range(count):
-        deviation = 0.9 * deviation + noise.gauss(0, share * math.sqrt(1 - 0.9**2))
+        deviation = lasting * deviation + noise.gauss(0, share * math.sqrt(1 - lasting**2))
         values.append(level * (1 + deviation))
     return values
 
 
 @pytest.mark.parametrize(
-    "settings", [{"settleRecords": 5, "sigma": 10}, {"records": 20, "settleRecords": 40, "sigma": 4}]
+    ("settings", "lasting", "seed"),
+    [
+        ({"settleRecords": 5, "sigma": 10}, 0.9, 1),
+        ({"records": 20, "settleRecords": 40, "sigma": 4}, 0.9, 1),
+        ({"settleRecords": 5, "sigma": 10}, 0.95, 5),
+        ({"settleRecords": 5, "sigma": 10}, 0.95, 7),
+    ],
 )
-def test_noise_that_lasts_from_record_to_record_is_no_divergence(settings: dict[str, Any]) -> None:
-    calm = correlated(3_000, 2.0, 0.05, seed=1)
+def test_noise_that_lasts_from_record_to_record_is_no_divergence(
+    settings: dict[str, Any], lasting: float, seed: int
+) -> None:
+    calm = correlated(3_000, 2.0, 0.05, lasting, seed)
     assert breaches(calm, **settings) == []
-    assert breaches([*calm, *(2.0 * value for value in calm[:100])], **settings)
+    assert breaches([*calm, *(2.5 * value for value in calm[:100])], **settings)
+
+
+def test_the_fall_of_a_young_loss_is_no_noise() -> None:
+    falling = [2.0 + 8.0 * math.exp(-index / 150) for index in range(600)]
+    assert breaches([*falling, *[1.25 * falling[-1]] * 20], settleRecords=5, sigma=10) == list(range(602, 620))
+    assert breaches([*falling[:150], *[1.25 * falling[150]] * 20], settleRecords=5, sigma=10)

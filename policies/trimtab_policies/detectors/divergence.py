@@ -10,8 +10,9 @@ neighbours, so that a trend is no noise: the median of the last NOISE_RECORDS su
 (Gasser, Sroka and Jennen-Steinmetz, Biometrika 73, 1986, with a median in place of the mean). Where neighbours resemble
 each other that is too little, and levels wander further than so much independent noise would let them. So levels
 `settleRecords` apart are compared in the same way, the last LEVEL_DISTANCES of them, and the noise is at least that of
-independent values whose medians would lie so far apart. It counts as it was when
-the best level settled, since a metric that diverges grows noisy too; a level that settled before FEWEST_DISTANCES
+independent values whose medians would lie so far apart. Short levels are also compared over WANDER_RECORDS, for what
+wanders slowly looks like a trend over fewer; there a bend of the curve is no noise either. The noise counts as it was
+when the best level settled, since a metric that diverges grows noisy too; a level that settled before FEWEST_DISTANCES
 distances were known has the first noise that rests on so many.
 
 Until a level has settled, the recent one is complete and the noise (with `sigma`) is known, nothing can be compared.
@@ -35,7 +36,17 @@ FEWEST_DISTANCES = 20
 LEVEL_DISTANCES = 200
 """How far settled levels lie apart is estimated over so many."""
 
-NORMAL_NOISE = 1.4826 / math.sqrt(1.5)
+WANDER_RECORDS = 20
+"""Levels so far apart are compared too: noise of which 95 % last to the next record is forgotten within so many."""
+
+STRAIGHT = (-0.5, 1.0, -0.5)
+BENT = (1.0, -3.0, 3.0, -1.0)
+"""Weights of levels equally far apart, whose sum is zero on a straight line, and on a parabola too."""
+
+NORMAL_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution over the median of its absolute values."""
+
+NORMAL_NOISE = NORMAL_DEVIATION / math.sqrt(1.5)
 """Standard deviation of normal noise over the median distance of a value from the middle of its neighbours."""
 
 
@@ -97,6 +108,39 @@ class Settled(msgspec.Struct, gc=False):
     noise: float | None
 
 
+class LevelDistances:
+    """How far levels `apart` records from each other lie from a curve, which is where their weighted sum is zero."""
+
+    def __init__(self, apart: int, weights: tuple[float, ...], settle_records: int) -> None:
+        self._apart = apart
+        self._weights = weights
+        self._levels: deque[float] = deque(maxlen=(len(weights) - 1) * apart + 1)
+        self._distances = MedianWindow(LEVEL_DISTANCES)
+        self._scale = NORMAL_DEVIATION / math.hypot(*weights) / MEDIAN_NOISE * math.sqrt(settle_records)
+
+    def append(self, level: float) -> None:
+        """The next level."""
+        levels, apart = self._levels, self._apart
+        levels.append(level)
+        if len(levels) == levels.maxlen:
+            self._distances.append(abs(sum(weight * levels[n * apart] for n, weight in enumerate(self._weights))))
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of independent values whose medians lie so far apart; 0 while that is not known."""
+        distances = self._distances
+        return self._scale * distances.median if len(distances.ordered) >= FEWEST_DISTANCES else 0.0
+
+    def clear(self) -> None:
+        """The levels begin anew; the distances stay."""
+        self._levels.clear()
+
+    @property
+    def state(self) -> object:
+        """The levels that are still to be compared, and the distances."""
+        return self._levels, self._distances.state
+
+
 class DivergenceDetector:
     """Follows the level of a metric."""
 
@@ -110,9 +154,10 @@ class DivergenceDetector:
         self._settling = MedianWindow(divergence.settle_records)
         self._settled: deque[Settled] = deque()
         self._distances = MedianWindow(NOISE_RECORDS)
-        self._levels: deque[float] = deque(maxlen=2 * divergence.settle_records + 1)
-        self._level_distances = MedianWindow(LEVEL_DISTANCES)
-        self._level_noise = NORMAL_NOISE / MEDIAN_NOISE * math.sqrt(divergence.settle_records)
+        settling = divergence.settle_records
+        self._level_distances = [LevelDistances(settling, STRAIGHT, settling)]
+        if settling < WANDER_RECORDS:
+            self._level_distances.append(LevelDistances(WANDER_RECORDS, BENT, settling))
         self._neighbours: tuple[float, ...] = ()
         """The one or two values before the next one."""
         self._count = 0
@@ -142,7 +187,8 @@ class DivergenceDetector:
         """The recent level begins anew; the settled ones and the noise stay."""
         self._recent = MedianWindow(self._divergence.records)
         self._settling = MedianWindow(self._divergence.settle_records)
-        self._levels.clear()
+        for distances in self._level_distances:
+            distances.clear()
         self._neighbours = ()
         self._breaching = 0
 
@@ -150,8 +196,9 @@ class DivergenceDetector:
     def state(self) -> object:
         """Values of the windows, the settled levels with their ages, and the row of breaches."""
         ages = [(self._count - settled.count, settled.level, settled.noise) for settled in self._settled]
-        windows = self._recent.state, self._settling.state, self._distances.state, self._level_distances.state
-        return windows, ages, self._levels, self._neighbours, self._breaching
+        windows = self._recent.state, self._settling.state, self._distances.state
+        levels = tuple(distances.state for distances in self._level_distances)
+        return windows, ages, levels, self._neighbours, self._breaching
 
     def _breached(self, level: Level) -> bool:
         recent, best = level.recent, level.best
@@ -164,11 +211,9 @@ class DivergenceDetector:
     @property
     def _noise(self) -> float | None:
         """How noisy the metric is now; None while that is not known."""
-        distances, apart = self._distances, self._level_distances
-        if len(distances.ordered) < FEWEST_DISTANCES:
+        if len(self._distances.ordered) < FEWEST_DISTANCES:
             return None
-        noise = NORMAL_NOISE * distances.median
-        return max(noise, self._level_noise * apart.median) if len(apart.ordered) >= FEWEST_DISTANCES else noise
+        return max(NORMAL_NOISE * self._distances.median, *(levels.noise for levels in self._level_distances))
 
     def _level(self) -> Level:
         recent = self._recent.median if self._recent.is_full else None
@@ -189,13 +234,8 @@ class DivergenceDetector:
             settled.pop()
         settled.append(Settled(self._count, level, self._noise))
         if self._measures_noise:
-            self._compare(level)
-
-    def _compare(self, level: float) -> None:
-        levels, apart = self._levels, self._divergence.settle_records
-        levels.append(level)
-        if len(levels) == levels.maxlen:
-            self._level_distances.append(abs(levels[apart] - (levels[0] / 2 + level / 2)))
+            for distances in self._level_distances:
+                distances.append(level)
 
     def _measure(self, value: float) -> None:
         neighbours, distances = self._neighbours, self._distances
