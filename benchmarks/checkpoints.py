@@ -17,9 +17,10 @@ import torch
 from boto3.s3.transfer import TransferConfig
 from checkpoint_ranks import Ranks, new_state
 from object_store_fixture import ADMIN, ObjectStoreServer
+from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.keys import MANIFEST_NAME
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing import CheckpointLimits, TrainingState
+from trimtab_trainer.checkpointing import CheckpointLimits, Saved, TrainingState
 from trimtab_trainer.checkpointing.reading import READERS, STRETCH_BYTES
 from trimtab_trainer.checkpointing.state import tensors_of
 from trimtab_trainer.checkpointing.uploading import PART_BYTES, PARTS_IN_FLIGHT
@@ -88,14 +89,14 @@ class Bench:
         if self._step == 1:
             # Later rounds use the room of the first: what they need beyond it has no copy in it.
             times.staging.append(peak_megabytes() - before - self.megabytes)
-        reference = self.ranks.drain(0)[-1].reference
+        reference = next(event.reference for event in reversed(self.ranks.drain(0)) if isinstance(event, Saved))
         shard = f"{reference.key.removesuffix(MANIFEST_NAME)}__0_0.distcp"
         body = self._store.get(shard)
         times.raw_upload.append(seconds(lambda: self._raw_upload(body)))
         times.restore.append(seconds(lambda: self._restore(reference)))
         times.raw_download.append(seconds(lambda: self._raw_download(shard, len(body))))
 
-    def _restore(self, reference: Any) -> None:
+    def _restore(self, reference: CheckpointReference) -> None:
         self.ranks.restore(reference, [self.other])
         assert torch.equal(_first(self.other), _first(self.state))
 

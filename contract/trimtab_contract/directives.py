@@ -124,7 +124,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
 
     `checkpoint` names what Saved, Verified, VerifyFailed, Restoring, Restored, Diagnosed and Failed speak of; `by` the
     host that verified; `replicas` is sent with Holding, and so is `nonfinite`: what of each rank's weights and
-    optimizer state is not finite, empty if all is; `recent` repeats the latest saved checkpoints with every ack.
+    optimizer state is not finite, empty if all is; `recent` repeats the latest saved checkpoints with every ack, and
+    `checkpoints_behind` says in a sentence that newer ones do not get stored, until one is.
     """
 
     state: AckState
@@ -145,6 +146,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     nonfinite: tuple[str, ...] | None = None
     evidence: EvidenceReference | None = None
     recent: tuple[CheckpointReference, ...] = ()
+    checkpoints_behind: str = ""
 
 
 class Reason(StrEnum):

@@ -121,6 +121,12 @@ class Acks:
             after = replace(after, restored=ack)
         return replace(after, **{kept: ack}) if kept else after
 
+    def behind(self, state: RunState) -> str:
+        """What the world that is up says of checkpoints that do not get stored; nothing when all is well."""
+        if self.latest is None or state.world is None or not state.world_lives:
+            return ""
+        return self.latest.checkpoints_behind if self.latest.world == state.world.number else ""
+
     def _heard(self, ack: Ack) -> Ack | None:
         """The newest state with the progress of any ack of its attempt: every word shows that a world gets on."""
         latest = self.latest

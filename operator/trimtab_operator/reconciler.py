@@ -325,9 +325,9 @@ class RunReconciler:
         pending = self._anchors.problem
         hold = self._ports.oversight.held()
         held = hold.message if hold is not None and hold.id else ""
-        undeleted = self._remover.trouble
+        undeleted, behind = self._remover.trouble, self._acks.behind(self.state)
         await self._reporter.report(
-            body, job, self.state, surveyed, self._judge.last, missing, waiting, pending, held, undeleted
+            body, job, self.state, surveyed, self._judge.last, missing, waiting, pending, held, undeleted, behind
         )
 
     def _finish_pending(self, trouble: str) -> str:

@@ -91,6 +91,7 @@ class Reporter:
         anchor_pending: str = "",
         automation_held: str = "",
         deletion_pending: str = "",
+        checkpoints_behind: str = "",
     ) -> None:
         """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
         try:
@@ -108,6 +109,7 @@ class Reporter:
                 anchor_pending,
                 automation_held,
                 deletion_pending,
+                checkpoints_behind,
             )
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
@@ -124,6 +126,7 @@ class Reporter:
         anchor_pending: str,
         automation_held: str,
         deletion_pending: str,
+        checkpoints_behind: str,
     ) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
         status = job_status(
@@ -137,6 +140,7 @@ class Reporter:
             anchor_pending=anchor_pending,
             automation_held=automation_held,
             deletion_pending=deletion_pending,
+            checkpoints_behind=checkpoints_behind,
             last=last,
             now=wall_time(),
             before=list(before.get("conditions") or []),

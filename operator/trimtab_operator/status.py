@@ -32,6 +32,8 @@ _NEEDED = frozenset(
 )
 """Conditions about what a run needs while it goes on."""
 _PODS_STUCK = frozenset({Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_STARTED, Reason.UNSCHEDULABLE})
+_TOLD_AT_ONCE = frozenset({ConditionType.ANCHOR_PENDING.value, ConditionType.CHECKPOINTS_BEHIND.value})
+"""Conditions that are only there while something is wrong, and are an Event, too, when they come."""
 _TRAINS = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
 
 
@@ -50,12 +52,14 @@ def job_status(
     anchor_pending: str = "",
     automation_held: str = "",
     deletion_pending: str = "",
+    checkpoints_behind: str = "",
 ) -> Status:
     """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times.
 
     `finish_pending` says what a finished world has waited for too long, if it has; `anchor_pending` why the end of
     the journal is not known outside its bucket; `automation_held` why no rollback and no restart begins;
-    `deletion_pending` why checkpoints that nothing needs are still there.
+    `deletion_pending` why checkpoints that nothing needs are still there; `checkpoints_behind` what the trainer says of
+    checkpoints that do not get stored.
     """
     guard = state.guards[-1] if state.guards else None
     over = state.ended or state.phase is RunPhase.FAILED
@@ -69,6 +73,7 @@ def job_status(
             *_end_conditions(state, finish_pending),
             *_anchor_conditions(anchor_pending),
             *_deletion_conditions(deletion_pending),
+            *_behind_conditions("" if over else checkpoints_behind),
             *_automation_conditions("" if over else automation_held, before),
         )
     ]
@@ -128,7 +133,7 @@ def newly_wrong(conditions: Sequence[Status], before: Sequence[Status]) -> tuple
             shown = known.get(one["type"], {})
             if shown.get("status") != "False" or any(shown.get(name) != one[name] for name in told):
                 found.append((Reason(one["reason"]), one["message"]))
-        elif one["type"] == ConditionType.ANCHOR_PENDING and one["type"] not in known:
+        elif one["type"] in _TOLD_AT_ONCE and one["type"] not in known:
             found.append((Reason(one["reason"]), one["message"]))
     return tuple(found)
 
@@ -273,6 +278,11 @@ def _anchor_conditions(anchor_pending: str) -> list[ConditionRow]:
 def _deletion_conditions(deletion_pending: str) -> list[ConditionRow]:
     row = (ConditionType.DELETION_PENDING, True, Reason.NOT_DELETED, deletion_pending)
     return [row] if deletion_pending else []
+
+
+def _behind_conditions(checkpoints_behind: str) -> list[ConditionRow]:
+    row = (ConditionType.CHECKPOINTS_BEHIND, True, Reason.CHECKPOINTS_BEHIND, printable(checkpoints_behind, 1000))
+    return [row] if checkpoints_behind else []
 
 
 def condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:

@@ -147,3 +147,13 @@ def test_a_restore_acknowledged_before_its_directive_was_repeated_still_counts()
 
 def test_a_restored_without_its_checkpoint_says_nothing() -> None:
     assert Acks().hear("1-0", ack(AckState.RESTORED, attempt=2, epoch=3, seq=40), RESTORING).restored is None
+
+
+def test_only_the_newest_world_says_that_checkpoints_do_not_get_stored_and_only_until_one_is() -> None:
+    why = "the checkpoint after step 130 was left out"
+    up = run_state(world=World(number=2))
+    assert folded(ack(AckState.RUNNING, world=2, checkpoints_behind=why)).behind(up) == why
+    assert folded(ack(AckState.RUNNING, world=1, checkpoints_behind=why)).behind(up) == ""
+    late = folded(ack(AckState.RUNNING, world=2, checkpoints_behind=why), ack(AckState.RUNNING, world=2))
+    assert late.behind(up) == ""
+    assert folded(ack(AckState.RUNNING, world=2, checkpoints_behind=why)).behind(run_state(world=None)) == ""

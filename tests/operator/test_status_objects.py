@@ -337,3 +337,16 @@ def test_an_anchor_that_cannot_be_written_is_said_as_a_condition_and_once_as_an_
     assert newly_wrong(status["conditions"], ()) == ((Reason.ANCHOR_NOT_WRITTEN, why),)
     assert newly_wrong(status["conditions"], status["conditions"]) == ()
     assert condition(shown(run_state()), "AnchorPending") is None
+
+
+def test_checkpoints_that_do_not_get_stored_are_a_condition_and_once_an_event_while_the_run_goes_on() -> None:
+    why = "the checkpoint after step 130 was left out; 1 missed in a row, the newest stored is that after step 100"
+    status = shown(run_state(), checkpoints_behind=why)
+    behind = condition(status, "CheckpointsBehind")
+    assert behind is not None
+    assert (behind["status"], behind["reason"], behind["message"]) == ("True", "CheckpointsBehind", why)
+    assert newly_wrong(status["conditions"], ()) == ((Reason.CHECKPOINTS_BEHIND, why),)
+    assert newly_wrong(status["conditions"], status["conditions"]) == ()
+    assert condition(shown(run_state()), "CheckpointsBehind") is None
+    over = run_state(phase=RunPhase.COMPLETED)
+    assert condition(shown(over, checkpoints_behind=why), "CheckpointsBehind") is None

@@ -140,3 +140,14 @@ def test_data_that_cannot_be_what_was_meant_are_refused_by_name(data: str, field
 )
 def test_data_of_every_kind_are_taken(data: str) -> None:
     assert read_config(f"{{steps: 50, globalBatch: 8, data: {data}}}").data.fields_of_sources()
+
+
+def test_the_rate_of_uploads_is_bounded_where_it_is_given_and_must_be_one() -> None:
+    assert read_config(GOOD).checkpoint.upload_bytes_per_second is None
+    bounded = read_config(GOOD.removesuffix("}") + ", checkpoint: {uploadMebibytesPerSecond: 50}}")
+    assert bounded.checkpoint.upload_bytes_per_second == 50 * 2**20
+    found = problems_of(GOOD.removesuffix("}") + ", checkpoint: {uploadMebibytesPerSecond: 0, pendingSaves: 0}}")
+    assert [problem.split(":")[0] for problem in found] == [
+        "checkpoint.uploadMebibytesPerSecond",
+        "checkpoint.pendingSaves",
+    ]

@@ -15,7 +15,7 @@ from trimtab_contract.keys import records_prefix, stacks_object
 from trimtab_trainer.adapters.redis import Bus
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.archive import Archivist, RecordArchive
-from trimtab_trainer.checkpointing import Checkpointer, TrainingState
+from trimtab_trainer.checkpointing import Checkpointer, CheckpointLimits, TrainingState
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import Environment, TrainerConfig
 from trimtab_trainer.courier import Courier
@@ -109,6 +109,10 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
         prove=prove,
     )
     watchdog = Watchdog(
+        limits=CheckpointLimits(
+            max_pending=config.checkpoint.pending_saves,
+            upload_bytes_per_second=config.checkpoint.upload_bytes_per_second,
+        ),
         vitals,
         environment.progress_deadline,
         lambda stacks: store.put(stacks_object(root, run, environment.world, world.rank, int(time.time())), stacks),

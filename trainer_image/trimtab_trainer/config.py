@@ -19,6 +19,7 @@ DEFAULT_PATH = "/etc/trimtab/config.yaml"
 
 __all__ = [
     "DEFAULT_PATH",
+    "CheckpointConfig",
     "DataConfig",
     "Environment",
     "FaultConfig",
@@ -76,6 +77,31 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """How the background brings checkpoints to the store."""
+
+    upload_mebibytes_per_second: float | None = None
+    """What each rank sends at most; no bound where it is left out."""
+
+    pending_saves: int = 2
+    """Saves on their way at once, each with a copy of the state in host memory."""
+
+    def __post_init__(self) -> None:
+        rate = self.upload_mebibytes_per_second
+        raise_if_any(
+            (
+                None if rate is None else positive("upload_mebibytes_per_second", rate),
+                at_least("pending_saves", self.pending_saves, 1),
+            )
+        )
+
+    @property
+    def upload_bytes_per_second(self) -> float | None:
+        """The same bound in bytes."""
+        return None if self.upload_mebibytes_per_second is None else self.upload_mebibytes_per_second * 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FaultConfig:
     """A fault injected once, before the forward pass of `(attempt, step)` on `rank`; for drills and tests."""
 
@@ -129,6 +155,7 @@ class TrainerConfig:
     optimizer: MuonClipConfig = field(default_factory=MuonClipConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     seed: int = 0
     """Key of the initial weights and of dropout."""
 

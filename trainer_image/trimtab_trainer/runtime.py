@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from trimtab_contract.metrics import MetricRecord
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.archive import Archivist, RecordArchive
 from trimtab_trainer.checkpointing import (
+    Backlog,
     Checkpointer,
     CheckpointEvent,
     Saved,
@@ -102,6 +103,9 @@ class Runtime:
 
     replicas_suspect: bool = False
     """Whether a save found that the replicas differ; makes all ranks compare at the next step."""
+
+    backlog: Backlog = field(default_factory=Backlog)
+    """Whether checkpoints get stored as they are due."""
 
     _seen: int = 0
     _saved_for_good: tuple[int, int] | None = None
@@ -248,6 +252,9 @@ class Runtime:
     def collect_checkpoint_events(self) -> None:
         """Pass on what the background threads of the checkpoints report."""
         for event in self.checkpointer.events():
+            self.backlog.note(event, self.state.attempt)
+            if self.spokesman is not None:
+                self.spokesman.reporter.checkpoints(self.backlog.sentence)
             self._pass_on(event)
 
     def _pass_on(self, event: CheckpointEvent) -> None:

@@ -127,6 +127,7 @@ class Reporter:
         self._vitals = vitals
         self._clock = clock
         self._recent: tuple[CheckpointReference, ...] = ()
+        self._behind = ""
         self._state: Ack | None = None
 
     def record(self, record: MetricRecord) -> None:
@@ -147,6 +148,10 @@ class Reporter:
         """Repeat a saved checkpoint with every following ack."""
         self._recent = (*self._recent, checkpoint)[-RECENT_SAVED:]
 
+    def checkpoints(self, behind: str) -> None:
+        """Say with every following ack that checkpoints do not get stored, or no more."""
+        self._behind = behind
+
     def repetition(self) -> bytes | None:
         """The state as it is now; None before the first one, and while a newer one waits in the outbox.
 
@@ -166,5 +171,6 @@ class Reporter:
             progress=self._vitals.progress,
             time=self._clock(),
             recent=self._recent,
+            checkpoints_behind=self._behind,
             detail=ack.detail or (f"{dropped} records were dropped while Redis was away" if dropped else ""),
         )

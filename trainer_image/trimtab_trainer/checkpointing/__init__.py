@@ -1,5 +1,6 @@
 """Checkpoints that can be trusted: inspected before they are stored, verified after, restored whole or not at all."""
 
+from trimtab_trainer.checkpointing.backlog import Backlog
 from trimtab_trainer.checkpointing.checkpointer import Checkpointer, CheckpointLimits
 from trimtab_trainer.checkpointing.events import (
     CheckpointBehind,
@@ -16,6 +17,7 @@ from trimtab_trainer.checkpointing.saving import Trigger
 from trimtab_trainer.checkpointing.state import CountingOptimizer, TrainingState
 
 __all__ = [
+    "Backlog",
     "CheckpointBehind",
     "CheckpointEvent",
     "CheckpointLimits",
