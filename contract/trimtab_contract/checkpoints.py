@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from trimtab_contract.data_description import DataDescription
 from trimtab_contract.directives import LearningRateOverride
 from trimtab_contract.errors import UNREADABLE, MalformedManifest
 
@@ -52,12 +53,14 @@ class EvaluationProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The evaluation-mode loss of one micro-batch per rank of the next window; the restoring side repeats it.
 
     `losses[rank]` are float64 images of the float32 losses, None where one is not finite (JSON writes it so): the
-    state may be sound and the window bad. `window_sha256` hashes the bytes of the whole window.
+    state may be sound and the window bad. `window_sha256` hashes the bytes of the whole window. `data` is what the run
+    trains on; None in manifests of versions that did not say.
     """
 
     window: int
     window_sha256: str
     losses: tuple[float | None, ...]
+    data: DataDescription | None = None
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -154,6 +154,16 @@ def batches_stretches(root: str, run: RunId, attempt: int, rank: int, first_step
     return [f"{ranks}{block:0{12 - digits}d}" for block in range(first, last_step // MAX_SEGMENT_STEPS + 1)]
 
 
+def data_prefix(root: str, run: RunId) -> str:
+    """What the attempts of a run train on; in the order of their keys."""
+    return _under(root, f"{run}/data/")
+
+
+def data_object(root: str, run: RunId, attempt: int) -> str:
+    """What an attempt trains on, as its rank 0 described it."""
+    return f"{data_prefix(root, run)}a{attempt:06d}.json"
+
+
 def evidence_object(root: str, run: RunId, attempt: int, name: str) -> str:
     """An evidence object written by the trainer, such as the losses of a forward-only probe."""
     return _under(root, f"{run}/evidence/a{attempt:06d}/{name}")

@@ -13,12 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import structlog
 from trimtab_contract.checkpoints import sha256_hex
+from trimtab_contract.data_description import DataDescription, decode_data
 from trimtab_contract.errors import ContractError
 from trimtab_contract.evidence import BatchLogEntry, decode_batch_log
 from trimtab_contract.journal import Evidence, plain
-from trimtab_contract.keys import RunId, audit_evidence, batches_stretches, policy_text, segment_steps
+from trimtab_contract.keys import (
+    RunId,
+    audit_evidence,
+    batches_stretches,
+    data_object,
+    data_prefix,
+    policy_text,
+    segment_steps,
+)
 from trimtab_contract.metrics import MetricRecord, Vector
 
 from trimtab_operator.adapters.ports import CheckpointStore, JournalStore
@@ -31,6 +41,8 @@ MOST_RANKS = 32
 """Of so many ranks the log of batches is read; every rank's is in the checkpoint bucket."""
 MOST_RECORDS = 24
 """Of so many suspect records the vectors are spelt out; all are among the records."""
+MOST_SAMPLES = 1 << 14
+"""So many samples are named."""
 READING_SECONDS = 5.0
 """The hold is out, and a rollback waits for no longer than this for the ranks' logs."""
 
@@ -64,7 +76,8 @@ class EvidenceFreezer:
     async def freeze(self, suspicion: Suspicion, store: CheckpointStore | None) -> tuple[Evidence, ...]:
         """Keep all of it, the records first; raises as `JournalStore.put_object`."""
         if self._read is None or self._read[0] != suspicion:
-            self._read = suspicion, batches(suspicion, await self._logs(suspicion, store))
+            logs, data = await self._logs(suspicion, store), await self._data(suspicion, store)
+            self._read = suspicion, batches(suspicion, logs, data)
         bodies = (suspicion.body, statistics(suspicion.records), self._read[1], placement(suspicion.pods))
         kept = tuple([await self._keep(body) for body in bodies])
         self._kept = frozenset(kept)
@@ -95,6 +108,19 @@ class EvidenceFreezer:
             log.warning("batch logs not frozen", run=str(self._run), error=str(error) or "no answer in time")
             return {}
         return dict(zip(ranks, found, strict=True))
+
+    async def _data(self, suspicion: Suspicion, store: CheckpointStore | None) -> DataDescription | None:
+        """What the attempt said that it trains on, or the last one before it that did: a run's data never change."""
+        if store is None:
+            return None
+        latest = data_object(store.root, self._run, suspicion.latch.attempt)
+        try:
+            async with asyncio.timeout(READING_SECONDS):
+                found = [key for key in await store.sizes(data_prefix(store.root, self._run)) if key <= latest]
+                return decode_data(await store.get(max(found))) if found else None
+        except (TimeoutError, OperatorError, ContractError) as error:
+            log.warning("data not described", run=str(self._run), error=str(error) or "no answer in time")
+            return None
 
 
 async def _log(
@@ -154,11 +180,13 @@ def _row(row: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def batches(suspicion: Suspicion, logs: Mapping[int, Sequence[BatchLogEntry]]) -> bytes:
-    """The windows of the suspect steps, the positions of their samples, and what each rank read, as JSON.
+def batches(
+    suspicion: Suspicion, logs: Mapping[int, Sequence[BatchLogEntry]], data: DataDescription | None = None
+) -> bytes:
+    """The windows of the suspect steps, their samples, and what each rank read, as JSON.
 
-    The sample at position p is `permutation(seed, p div N)[p mod N]` of the data's N samples
-    (`trimtab_contract.data_position`).
+    `samples` has source and index of each position in turn, of as many steps as `MOST_SAMPLES` allow; those of any
+    other follow from `data`, which is `trimtab_contract.data_description.DataDescription`.
     """
     batch = suspicion.data_order.get("globalBatch")
     hashes: dict[int, dict[str, str]] = {}
@@ -170,13 +198,30 @@ def batches(suspicion: Suspicion, logs: Mapping[int, Sequence[BatchLogEntry]]) -
             "step": record.step,
             "window": record.window,
             "positions": [record.window * batch, (record.window + 1) * batch - 1] if isinstance(batch, int) else None,
+            "samples": _samples(record.window, data) if number < _spelt_out(data) else None,
             "sha256ByRank": hashes.get(record.step, {}),
         }
-        for record in suspicion.records
+        for number, record in enumerate(suspicion.records)
     ]
     return _json(
-        "Batches", attempt=suspicion.latch.attempt, ranks=suspicion.ranks, order=dict(suspicion.data_order), steps=steps
+        "Batches",
+        attempt=suspicion.latch.attempt,
+        ranks=suspicion.ranks,
+        order=dict(suspicion.data_order),
+        data=None if data is None else msgspec.to_builtins(data),
+        steps=steps,
     )
+
+
+def _spelt_out(data: DataDescription | None) -> int:
+    """Of how many steps the samples are named."""
+    return 0 if data is None else MOST_SAMPLES // data.global_batch
+
+
+def _samples(window: int, data: DataDescription | None) -> list[list[Any]] | None:
+    if data is None:
+        return None
+    return [list(data.named(sample)) for sample in data.data_order().samples_of_window(window)]
 
 
 def placement(pods: Pods) -> bytes:

@@ -286,8 +286,9 @@ def confirm_restore(state: RunState, observation: Observation) -> Command | None
 def misfit(state: RunState, observation: Observation, failed: Ack) -> Command:
     """The run fails until it is edited: a sound checkpoint is not to blame for a configuration it does not fit."""
     generation = state.world.spec_generation if state.world is not None else observation.limits.generation
-    message = f"{failed.reason}: spec.trainer.config is not what the checkpoints were saved under: {failed.detail}"
-    return _fail(state, f"{message}; set it back, or start a new TrainingJob", generation)
+    meant = "spec.trainer.config, or the data it names, is not what the checkpoints were saved under"
+    message = f"{failed.reason}: {meant}: {failed.detail}; set it back, or start a new TrainingJob"
+    return _fail(state, message, generation)
 
 
 def store_away(failed: Ack) -> str:

@@ -12,15 +12,26 @@ from judged_runs import record
 from object_store_fixture import ADMIN, ObjectStoreServer
 from run_states import latch
 from trimtab_contract.checkpoints import sha256_hex
+from trimtab_contract.data_description import DataDescription, SourceDescription, encode_data
+from trimtab_contract.data_position import Order
 from trimtab_contract.evidence import BatchLogEntry, encode_batch_log
-from trimtab_contract.keys import MAX_SEGMENT_STEPS, RunId, batches_segment, batches_stretches, policy_text
+from trimtab_contract.keys import (
+    MAX_SEGMENT_STEPS,
+    RunId,
+    batches_segment,
+    batches_stretches,
+    data_object,
+    policy_text,
+)
 from trimtab_contract.metrics import Vector
 from trimtab_operator.adapters.ports import CheckpointStore
 from trimtab_operator.adapters.s3 import S3CheckpointStores, S3Credentials, S3JournalStore, S3Location
 from trimtab_operator.frozen_evidence import (
     MOST_RECORDS,
+    MOST_SAMPLES,
     EvidenceFreezer,
     Suspicion,
+    batches,
     order_of_data,
     placement,
     statistics,
@@ -38,6 +49,16 @@ SUSPICION = Suspicion(
     pods=Pods(world=3, places=(PodPlace(0, "demo-3-0-x", "node-7", f"example/trainer@{DIGEST}"),)),
     ranks=2,
     data_order={"globalBatch": 16, "seed": 7},
+)
+DATA = DataDescription(
+    order=Order.SHUFFLED,
+    seed=7,
+    global_batch=16,
+    sequence=128,
+    sources=(
+        SourceDescription(name="web", kind="uint16", weight=0.7, samples=5_000, size=1, sha256="ab"),
+        SourceDescription(name="books", kind="jsonl:text", weight=0.3, samples=700, size=1, sha256="cd"),
+    ),
 )
 
 
@@ -91,6 +112,34 @@ async def test_the_batches_of_the_suspect_steps_carry_what_each_rank_says_it_rea
     assert steps[10_004]["sha256ByRank"] == {"0": "0-10004", "1": "1-10004"}
     assert steps[10_005]["sha256ByRank"] == {"0": "0-10005", "1": "1-10005"}
     assert steps[10_002]["sha256ByRank"] == {}, "the last healthy step is shown, and not suspect"
+
+
+async def test_the_samples_of_the_suspect_steps_are_named_by_source_and_index(
+    journal: S3JournalStore, store: CheckpointStore, object_store: ObjectStoreServer
+) -> None:
+    bucket = object_store.new_bucket("checkpoints")
+    for attempt, description in ((1, DATA), (2, msgspec.structs.replace(DATA, seed=99))):
+        key = data_object("root", RUN, attempt)
+        object_store.client().put_object(Bucket=bucket, Key=key, Body=encode_data(description))
+    stores = S3CheckpointStores()
+    secret = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
+    described = stores.open(f"s3://{bucket}/root", object_store.endpoint, secret)
+    kept = await EvidenceFreezer(RUN, journal).freeze(SUSPICION, described)
+    await stores.close()
+    batches = json.loads(await journal.get_object(kept[2].key))
+    assert batches["data"]["seed"] == 7, "that of the attempt, not of a later one"
+    order = DATA.data_order()
+    for step in batches["steps"]:
+        first, last = step["positions"]
+        expected = [order.sample(position) for position in range(first, last + 1)]
+        assert step["samples"] == [[("web", "books")[one.source], one.sample] for one in expected]
+
+
+def test_of_huge_batches_only_as_many_samples_are_named_as_one_can_read() -> None:
+    huge = msgspec.structs.replace(DATA, global_batch=MOST_SAMPLES // 2)
+    steps = json.loads(batches(SUSPICION, {}, huge))["steps"]
+    assert [one["samples"] is None for one in steps] == [False, False, True, True]
+    assert [one["samples"] for one in json.loads(batches(SUSPICION, {}))["steps"]] == [None] * 4
 
 
 async def test_without_the_ranks_logs_the_rest_is_kept(journal: S3JournalStore, store: CheckpointStore) -> None:

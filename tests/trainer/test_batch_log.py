@@ -72,6 +72,19 @@ def test_a_new_attempt_and_a_step_that_falls_back_begin_a_new_segment(
     ]
 
 
+def test_what_is_trained_on_is_stored_once_for_each_attempt_beside_the_log(
+    object_store: ObjectStoreServer, bucket: str, run: RunId
+) -> None:
+    store = opened(object_store, bucket)
+    log = BatchLog(store, "r", run, 0, description=b"the data")
+    for attempt in (1, 1, 2):
+        log.append(entry(5, attempt))
+        log.flush()
+    described = store.list(keys.data_prefix("r", run))
+    assert list(described) == [keys.data_object("r", run, 1), keys.data_object("r", run, 2)]
+    assert store.get(keys.data_object("r", run, 1)) == b"the data"
+
+
 def test_nothing_is_lost_or_doubled_when_the_store_was_away(
     object_store: ObjectStoreServer, bucket: str, run: RunId
 ) -> None:

@@ -286,6 +286,12 @@ def test_a_run_that_is_configured_otherwise_says_so_and_blames_no_checkpoint(mak
     run.config = {**saved_under, "telemetry": {**saved_under["telemetry"], "pollSeconds": 0.03}}
     with run.world(4, torchrun=True):
         assert run.ack(AckState.RESTORED, run.direct(Action.HOLD, world=4, attempt=4, restore=target)).step == 10
+    with Path(run.config["data"]["path"]).open("ab") as data:
+        data.write(b"more")
+    with run.world(5, torchrun=True):
+        failed = run.ack(AckState.FAILED, run.direct(Action.HOLD, world=5, attempt=5, restore=target))
+        assert failed.reason == Reason.CONFIG_MISMATCH
+        assert "data: size of" in failed.detail
 
 
 def test_a_hung_rank_leaves_its_stacks_and_a_superseded_world_falls_silent(make_run: MakeRun) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from trimtab_contract.data_description import encode_data
 from trimtab_contract.keys import records_prefix, stacks_object
 
 from trimtab_trainer.adapters.redis import Bus
@@ -86,7 +87,8 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
     environment, config, store = prepared.environment, prepared.config, prepared.store
     root, run = environment.checkpoint_root, environment.run
     vitals = prepared.vitals
-    batch_log = BatchLog(store, root, run, environment.rank)
+    description = encode_data(prepared.data.description) if world.rank == 0 else b""
+    batch_log = BatchLog(store, root, run, environment.rank, description=description)
     archive = RecordArchive(store, root, run, config.telemetry.queue_records)
     archivist = Archivist((archive.flush, batch_log.flush), config.telemetry.archive_seconds)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trimtab_contract.checkpoints import CheckpointManifest
+from trimtab_contract.data_description import DataDescription
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference, Reason
 
@@ -19,11 +20,16 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
     """Put a checkpoint in place of the live state on every rank, and prove that it is the state that was saved.
 
     Raises:
-        RestoreFailed: on all ranks alike. With reason ProbeFailed, or ConfigMismatch where the configuration is not the
-            one the checkpoint was saved under, the restored state may be in memory and must not be trained on.
+        RestoreFailed: on all ranks alike. With reason ProbeFailed, or ConfigMismatch where the configuration or the
+            data are not what the checkpoint was saved under, the restored state may be in memory and must not be
+            trained on.
         PeerLost: another rank is gone.
     """
     manifest = runtime.checkpointer.restore(target, runtime.training_state, ledger)
+    # Whatever the checkpoint holds, its steps were trained on other data: the data are to blame.
+    changed = [text for text in runtime.world.gather_text(changed_data(runtime.data.description, manifest)) if text]
+    if changed:
+        raise RestoreFailed(Reason.CONFIG_MISMATCH, target.key, changed[0])
     found = [text for text in runtime.world.gather_text(_problem(runtime, manifest)) if text]
     loss = _loss_problem(runtime, manifest)
     if found or loss:
@@ -32,6 +38,12 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
         raise RestoreFailed(reason, target.key, found[0] if found else loss)
     runtime.state.restored_to(target, manifest.step, ledger)
     runtime.vitals.step = manifest.step
+
+
+def changed_data(now: DataDescription, manifest: CheckpointManifest) -> str:
+    """What is otherwise with the data than when the checkpoint was saved; empty when nothing is."""
+    saved = manifest.evaluation.data
+    return "" if saved is None else "; ".join(now.changes_since(saved))
 
 
 def _problem(runtime: Runtime, manifest: CheckpointManifest) -> str:

@@ -285,6 +285,7 @@ class Runtime:
             window=window,
             window_sha256=self.data.window_digest(window),
             losses=self.evaluation_losses(window),
+            data=self.data.description,
         )
 
     def evaluation_losses(self, window: int) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ MAX_ENTRIES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
+    attempt: int
     key: str
     body: bytes
     entries: int
@@ -28,10 +29,20 @@ class BatchLog:
     """
 
     def __init__(
-        self, store: ObjectStore, root: str, run: keys.RunId, rank: int, *, max_entries: int = MAX_ENTRIES
+        self,
+        store: ObjectStore,
+        root: str,
+        run: keys.RunId,
+        rank: int,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        description: bytes = b"",
     ) -> None:
+        """A rank that has a `description` of the data stores it once for each attempt, before its first windows."""
         self._store, self._root, self._run, self._rank = store, root, run, rank
         self._max_entries = max_entries
+        self._description = description
+        self._described: set[int] = set()
         self._entries: deque[BatchLogEntry] = deque()
         self._segments: deque[_Segment] = deque()
         self._lock = threading.Lock()
@@ -67,10 +78,16 @@ class BatchLog:
             self._seal()
             while self._segments:
                 segment = self._segments[0]
+                self._describe(segment.attempt)
                 self._store.put(segment.key, segment.body)
                 with self._lock:
                     if self._segments and self._segments[0] is segment:
                         self._held -= self._segments.popleft().entries
+
+    def _describe(self, attempt: int) -> None:
+        if self._description and attempt not in self._described:
+            self._store.put(keys.data_object(self._root, self._run, attempt), self._description)
+            self._described.add(attempt)
 
     def _drop_oldest(self) -> None:
         if self._segments:
@@ -97,4 +114,4 @@ class BatchLog:
     def _segment(self, stretch: list[BatchLogEntry]) -> _Segment:
         first, last = stretch[0], stretch[-1]
         key = keys.batches_segment(self._root, self._run, first.attempt, self._rank, first.step, last.step)
-        return _Segment(key, encode_batch_log(stretch), len(stretch))
+        return _Segment(first.attempt, key, encode_batch_log(stretch), len(stretch))
