@@ -109,12 +109,12 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
         staging=Path(tempfile.mkdtemp(prefix="trimtab-checkpoints-")),
         on_progress=vitals.advance,
         prove=prove,
-    )
-    watchdog = Watchdog(
         limits=CheckpointLimits(
             max_pending=config.checkpoint.pending_saves,
             upload_bytes_per_second=config.checkpoint.upload_bytes_per_second,
         ),
+    )
+    watchdog = Watchdog(
         vitals,
         environment.progress_deadline,
         lambda stacks: store.put(stacks_object(root, run, environment.world, world.rank, int(time.time())), stacks),
