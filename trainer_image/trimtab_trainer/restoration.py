@@ -8,8 +8,9 @@ from trimtab_contract.data_description import DataDescription
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference, Reason
 
+from trimtab_trainer.checkpointing.state import tensors_of
 from trimtab_trainer.errors import DataUnreadable, RestoreFailed
-from trimtab_trainer.optim import RateOverride
+from trimtab_trainer.optim import RateOverride, parameter_checksum
 from trimtab_trainer.runtime import Runtime
 
 LOSS_TOLERANCE = 1e-3
@@ -51,6 +52,9 @@ def _problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
     count = runtime.training_state.optimizer.count
     if count != manifest.optimizer_steps:
         return f"the optimizer has made {count} updates, the manifest says {manifest.optimizer_steps}"
+    live = parameter_checksum(tensors_of(runtime.training_state.flat()).items()).total
+    if f"{live:016x}" != manifest.replica_checksum:
+        return f"the state in place has checksum {live:016x}, the manifest says {manifest.replica_checksum}"
     override = None if manifest.lr is None else RateOverride(manifest.lr.scale, manifest.lr.until_step)
     rate = runtime.trainee.learning_rate(manifest.step + 1, override)
     if rate != manifest.learning_rate:

@@ -1,0 +1,221 @@
+"""Ways in which public reports say that a resume went wrong: each is refused by the probe behind a restore, and named.
+
+Real model, optimizer, data, S3 and a real world of one rank; only one part at a time is made to do the wrong thing.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from checkpoint_ranks import RUN
+from object_store_fixture import ADMIN, ObjectStoreServer
+from trimtab_contract.data_position import Order, SkipLedger
+from trimtab_contract.directives import CheckpointReference, Reason
+from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.archive import Archivist
+from trimtab_trainer.checkpointing import Checkpointer, TrainingState
+from trimtab_trainer.collectives import World
+from trimtab_trainer.config import DataConfig, Environment, ScheduleConfig, TrainerConfig
+from trimtab_trainer.data import BatchLog
+from trimtab_trainer.data.byte_windows import ByteWindows
+from trimtab_trainer.errors import RestoreFailed
+from trimtab_trainer.faults import FaultInjector
+from trimtab_trainer.loop import Trainee
+from trimtab_trainer.model import TransformerConfig
+from trimtab_trainer.optim import MuonClip, RateOverride
+from trimtab_trainer.restoration import restore
+from trimtab_trainer.runtime import Fingerprints, Runtime
+from trimtab_trainer.telemetry import Vitals
+from trimtab_trainer.world_state import WorldState
+
+ROOT, STEP = "runs", 7
+MODEL = TransformerConfig(width=16, layers=1, heads=2, sequence=16)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[World]:
+    """A world of this process."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    with patch.dict(os.environ, place):
+        world = World(60)
+    yield world
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def runtime(alone: World, object_store: ObjectStoreServer, tmp_path: Path) -> Iterator[Runtime]:
+    """A rank that has made some updates and stands behind step 7."""
+    data = tmp_path / "data.bin"
+    data.write_bytes(bytes(torch.randint(97, 123, (20_000,), generator=torch.Generator().manual_seed(5)).tolist()))
+    config = TrainerConfig(
+        data=DataConfig(path=str(data)),
+        steps=50,
+        global_batch=4,
+        model=MODEL,
+        schedule=ScheduleConfig(warmup_steps=20),
+    )
+    store = ObjectStore(
+        object_store.new_bucket(),
+        endpoint=object_store.endpoint,
+        access_key=ADMIN.access_key,
+        secret_key=ADMIN.secret_key,
+    )
+    trainee, vitals = Trainee(config), Vitals()
+    checkpointer = Checkpointer(
+        store,
+        root=ROOT,
+        run=RUN,
+        rank=0,
+        world_size=1,
+        processes_per_node=1,
+        host="host",
+        exchange=alone.gather_text,
+        coordination=alone.store,
+        staging=tmp_path / "staging",
+        on_progress=vitals.advance,
+    )
+    yield Runtime(
+        environment=environment(),
+        config=config,
+        world=alone,
+        state=WorldState(attempt=1, steps=config.steps, ready=True),
+        vitals=vitals,
+        trainee=trainee,
+        training_state=TrainingState(trainee.model, trainee.optimizer),
+        data=windows(data),
+        batch_log=BatchLog(store, ROOT, RUN, 0),
+        store=store,
+        checkpointer=checkpointer,
+        faults=FaultInjector((), 0, dict(trainee.named_parameters())),
+        archivist=Archivist((), 60),
+        hosts=("host",),
+        spokesman=None,
+        terminating=threading.Event(),
+        fingerprints=Fingerprints(config="c" * 64, code="d" * 64),
+    )
+    checkpointer.close()
+
+
+def environment() -> Environment:
+    return Environment(
+        run=RUN,
+        world=1,
+        rank=0,
+        world_size=1,
+        processes_per_node=1,
+        hostname="host",
+        redis_url="redis://127.0.0.1:9/0",
+        redis_username="nobody",
+        redis_password="nothing",
+        checkpoint_bucket="bucket",
+        checkpoint_root=ROOT,
+        s3_endpoint="http://127.0.0.1:9",
+        checkpoint_every=1,
+        progress_deadline=60,
+    )
+
+
+def windows(path: Path, **order: Any) -> ByteWindows:
+    return ByteWindows(path, sequence=MODEL.sequence, global_batch=4, **order)
+
+
+def train(runtime: Runtime, steps: int) -> None:
+    """Some updates of the real optimizer: the moments are not empty any more."""
+    trainee = cast("Trainee", runtime.trainee)
+    for step in range(runtime.state.step + 1, runtime.state.step + steps + 1):
+        samples = runtime.data.read(step - 1)
+        trainee.optimizer.set_lr(trainee.rates.factor(step, None))
+        for parameter in trainee.model.parameters():
+            parameter.grad = None
+        output = trainee.model(samples[:, :-1], samples[:, 1:])
+        assert output.loss is not None
+        output.loss.backward()
+        trainee.optimizer.step(output.attention.max_logit)
+        runtime.state.step = step
+
+
+@pytest.fixture
+def saved(runtime: Runtime) -> CheckpointReference:
+    """The checkpoint of step 7, from which the rank has gone on."""
+    train(runtime, STEP)
+    reference = runtime.save_now("Final")
+    assert reference is not None
+    train(runtime, 3)
+    return reference
+
+
+def refused(runtime: Runtime, reference: CheckpointReference) -> RestoreFailed:
+    with pytest.raises(RestoreFailed) as caught:
+        restore(runtime, reference, SkipLedger())
+    assert runtime.state.restored is None
+    return caught.value
+
+
+def test_a_sound_restore_passes_and_trains_on_from_its_step(runtime: Runtime, saved: CheckpointReference) -> None:
+    restore(runtime, saved, SkipLedger())
+    assert (runtime.state.step, runtime.state.restored) == (STEP, saved)
+
+
+def test_a_schedule_that_starts_again_is_refused(runtime: Runtime, saved: CheckpointReference) -> None:
+    trainee = cast("Trainee", runtime.trainee)
+    rate: Callable[[int, RateOverride | None], float] = trainee.learning_rate
+    with patch.object(trainee, "learning_rate", lambda step, override: rate(step - STEP, override)):
+        told = refused(runtime, saved)
+    assert told.reason == Reason.PROBE_FAILED
+    assert "the learning rate after the restore would be" in told.detail
+
+
+def test_an_optimizer_that_starts_anew_is_refused(runtime: Runtime, saved: CheckpointReference) -> None:
+    with patch.object(MuonClip, "load_state_dict", lambda *_: None):
+        told = refused(runtime, saved)
+    assert told.reason == Reason.PROBE_FAILED
+    assert "the optimizer has made 10 updates, the manifest says 7" in told.detail
+
+
+def test_moments_that_stay_empty_are_refused_although_the_count_is_right(
+    runtime: Runtime, saved: CheckpointReference
+) -> None:
+    whole = MuonClip.load_state_dict
+
+    def without_moments(self: MuonClip, state: Mapping[str, Any]) -> None:
+        whole(self, state)
+        for name, value in TrainingState(runtime.training_state.model, self).flat().items():
+            if name.startswith("optimizer.") and isinstance(value, torch.Tensor):
+                value.zero_()
+
+    with patch.object(MuonClip, "load_state_dict", without_moments):
+        told = refused(runtime, saved)
+    assert told.reason == Reason.PROBE_FAILED
+    assert "the state in place has checksum" in told.detail
+
+
+def test_a_checkpoint_loaded_into_another_model_than_the_one_that_trains_is_refused(
+    runtime: Runtime, saved: CheckpointReference
+) -> None:
+    elsewhere = Trainee(runtime.config).model
+    runtime.training_state = TrainingState(elsewhere, runtime.training_state.optimizer)
+    told = refused(runtime, saved)
+    assert told.reason == Reason.PROBE_FAILED
+    assert "has losses" in told.detail
+
+
+def test_an_order_of_batches_that_has_shifted_is_refused(runtime: Runtime, saved: CheckpointReference) -> None:
+    runtime.data = windows(Path(runtime.config.data.path), order=Order.SHUFFLED, seed=1)
+    assert "order" in refused(runtime, saved).detail
+
+
+def test_windows_that_are_read_from_another_place_are_refused(runtime: Runtime, saved: CheckpointReference) -> None:
+    with patch.object(ByteWindows, "window_digest", lambda self, window: type(self).digest(self, window + 1)):
+        told = refused(runtime, saved)
+    assert told.reason == Reason.PROBE_FAILED
+    assert "has other bytes than when the checkpoint was saved" in told.detail
