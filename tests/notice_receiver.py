@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -39,15 +41,39 @@ class Receiver:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
+    async with served("127.0.0.1") as server:
+        yield server
+
+
+@asynccontextmanager
+async def served(host: str) -> AsyncGenerator[Receiver]:
+    """A receiver on a free port of an address."""
     server = Receiver()
     application = web.Application()
     application.router.add_post("/{path:.*}", server.handle)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.bind((host, 0))
     server.port = listener.getsockname()[1]
     await web.SockSite(runner, listener).start()
-    yield server
-    server.release.set()
-    await runner.cleanup()
+    try:
+        yield server
+    finally:
+        server.release.set()
+        await runner.cleanup()
+
+
+@contextmanager
+def served_beside(host: str) -> Generator[Receiver]:
+    """The same for a test that blocks: the server has a thread and a loop of its own."""
+    loop, serving = asyncio.new_event_loop(), served(host)
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result(10)
+    finally:
+        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,108 @@
+"""Two jobs fail at once on the real node: the breaker holds both, people hear of it once, and both complete."""
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from notice_receiver import SECRET, Receiver, served_beside
+from sandbox_fixture import Cluster
+from secret_search import assert_no_secret_shows
+from surviving_history import worlds
+from training_jobs import Json, Namespace, Trail, guard_policy, install_chart, prepare_data, training_job
+from trimtab_sandbox.settings import BRIDGE_ADDRESS
+from typed_commands import trimtab
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+
+STEPS, DAMAGE = 190, (150, 154)
+JOBS = ("first", "second")
+SECONDS = 20
+"""Within so many both must have failed; and so long nothing must fail until automation goes on by itself."""
+BREAKER = {"enabled": True, "minRuns": 2, "windowSeconds": SECONDS, "quietSeconds": SECONDS}
+
+
+@pytest.fixture
+def webhook(operator: Cluster) -> Iterator[Receiver]:
+    """What an operator with a narrow breaker posts its notices to; that of the other tests is back at the end."""
+    system = Cluster(operator.environment, "trimtab-system")
+    with served_beside(BRIDGE_ADDRESS) as receiver:
+        address = f"http://{BRIDGE_ADDRESS}:{receiver.port}/services/{SECRET}"
+        system.kubectl("create", "secret", "generic", "trouble", f"--from-literal=url={address}")
+        try:
+            install_chart(operator, webhook={"existingSecret": "trouble"}, breaker=BREAKER)
+            yield receiver
+        finally:
+            install_chart(operator)
+            system.kubectl("delete", "secret", "trouble")
+
+
+def test_two_runs_that_fail_at_once_hold_until_a_person_or_the_quiet_lets_them_go(
+    namespace: Namespace, webhook: Receiver
+) -> None:
+    data = prepare_data(damage=[DAMAGE])
+    namespace.apply(guard_policy(), *(training_job(name, data, steps=STEPS) for name in JOBS))
+    for job in JOBS:
+        said = namespace.wait(job, "AutomationHeld", lambda status: "AutomationHeld" in _true(status))
+        assert said["phase"] not in {"Restoring", "Probation"}
+        namespace.wait_held(job, 2)
+        (held,) = namespace.wait_action(job, "AutomationHeld").of("AutomationHeld")
+        assert "2 runs failed within 20 s" in (held.reason or {})["message"]
+    metrics = _metrics(namespace.cluster)
+    assert "\ntrimtab_breaker_open 1.0\n" in metrics
+    for job in JOBS:
+        assert f'trimtab_job_automation_held{{job_name="{job}",job_namespace="{namespace.name}"}} 1.0\n' in metrics
+        assert not namespace.trail(job).of("TargetSelected")
+
+    resumed = trimtab(namespace, "job", "resume", "first", "--reason", "the rack has power again")
+    assert resumed.returncode == 0, resumed.stderr
+    for job in JOBS:
+        namespace.wait_phase(job, "Completed")
+    trails = {job: namespace.trail(job) for job in JOBS}
+    for job, trail in trails.items():
+        assert [one.outcome for one in trail.of("IncidentClosed")] == ["Recovered"]
+        assert worlds(namespace, job) == {"1"}
+    _assert_let_go(trails)
+    _assert_told_once(trails, webhook)
+    assert "\ntrimtab_breaker_open 0.0\n" in _metrics(namespace.cluster)
+    assert_no_secret_shows(namespace, *JOBS)
+
+
+def _assert_let_go(trails: dict[str, Trail]) -> None:
+    """One by a person while automation was held, the other when no run had failed for long enough."""
+    (request,) = trails["first"].of("RunRequested")
+    (asked,), (waited,) = (trails[job].of("TargetSelected") for job in JOBS)
+    (released,) = trails["second"].of("AutomationReleased")
+    assert request.seq < asked.seq
+    assert asked.time < released.time
+    assert released.seq < waited.seq
+    failed = max(trails[job].of("IncidentOpened")[0].time for job in JOBS)
+    quiet = datetime.fromisoformat(released.time) - datetime.fromisoformat(failed)
+    assert quiet.total_seconds() > SECONDS - 1
+
+
+def _assert_told_once(trails: dict[str, Trail], webhook: Receiver) -> None:
+    """One notice about all runs, known to both journals as delivered, with the fields that are promised."""
+    (notice,) = webhook.received
+    assert notice["kind"] == "AutomationHeld"
+    assert {notice[name] for name in ("namespace", "job", "uid", "incident", "rule")} == {None}
+    assert notice["text"].startswith("*trimtab*: automation is held for all runs: 2 runs failed")
+    assert webhook.headers[0]["Idempotency-Key"] == notice["id"]
+    for trail in trails.values():
+        (sent,) = trail.of("NoticeSent")
+        assert sent.outcome == "Delivered"
+
+
+def _true(status: Json) -> set[str]:
+    return {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
+
+
+def _metrics(cluster: Cluster) -> str:
+    """What the leader, the one pod that is ready, answers a scrape."""
+    system = Cluster(cluster.environment, "trimtab-system")
+    pods = json.loads(system.kubectl("get", "pods", "-l=app.kubernetes.io/name=trimtab", "-o=json"))["items"]
+    (address,) = (pod["status"]["podIP"] for pod in pods if "deletionTimestamp" not in pod["metadata"])
+    with urllib.request.urlopen(f"http://{address}:8080/metrics", timeout=10) as answer:
+        return re.sub(r"^#.*\n", "", answer.read().decode(), flags=re.MULTILINE)
