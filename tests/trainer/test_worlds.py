@@ -318,6 +318,7 @@ def test_without_a_store_training_goes_on_and_a_suspect_state_is_never_saved_at_
         run.store.stop()
         try:
             run.record(max(run.records()) + 30)
+            until("word of checkpoints left out", lambda: any(ack.checkpoints_behind for ack in run.acks()) or None)
             diagnose = Diagnose(windows=(3, 4), control=(0,))
             hold = run.direct(Action.HOLD, incident="i-1", diagnose=diagnose)
             held = run.ack(AckState.HOLDING, hold)
