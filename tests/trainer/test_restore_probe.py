@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,7 +57,7 @@ def alone() -> Iterator[World]:
 def runtime(alone: World, object_store: ObjectStoreServer, tmp_path: Path) -> Iterator[Runtime]:
     """A rank that has made some updates and stands behind step 7."""
     data = tmp_path / "data.bin"
-    data.write_bytes(bytes(torch.randint(97, 123, (20_000,), generator=torch.Generator().manual_seed(5)).tolist()))
+    data.write_bytes(np.random.default_rng(5).integers(97, 123, size=20_000, dtype=np.uint8).tobytes())
     config = TrainerConfig(
         data=DataConfig(path=str(data)),
         steps=50,
@@ -169,14 +170,21 @@ def test_a_sound_restore_passes_and_trains_on_from_its_step(runtime: Runtime, sa
 def test_a_schedule_that_starts_again_is_refused(runtime: Runtime, saved: CheckpointReference) -> None:
     trainee = cast("Trainee", runtime.trainee)
     rate: Callable[[int, RateOverride | None], float] = trainee.learning_rate
-    with patch.object(trainee, "learning_rate", lambda step, override: rate(step - STEP, override)):
+
+    def from_its_start(step: int, override: RateOverride | None) -> float:
+        return rate(step - STEP, override)
+
+    with patch.object(trainee, "learning_rate", from_its_start):
         told = refused(runtime, saved)
     assert told.reason == Reason.PROBE_FAILED
     assert "the learning rate after the restore would be" in told.detail
 
 
 def test_an_optimizer_that_starts_anew_is_refused(runtime: Runtime, saved: CheckpointReference) -> None:
-    with patch.object(MuonClip, "load_state_dict", lambda *_: None):
+    def anew(self: MuonClip, state: Mapping[str, Any]) -> None:
+        """Takes over nothing."""
+
+    with patch.object(MuonClip, "load_state_dict", anew):
         told = refused(runtime, saved)
     assert told.reason == Reason.PROBE_FAILED
     assert "the optimizer has made 10 updates, the manifest says 7" in told.detail
@@ -209,13 +217,20 @@ def test_a_checkpoint_loaded_into_another_model_than_the_one_that_trains_is_refu
     assert "has losses" in told.detail
 
 
-def test_an_order_of_batches_that_has_shifted_is_refused(runtime: Runtime, saved: CheckpointReference) -> None:
-    runtime.data = windows(Path(runtime.config.data.path), order=Order.SHUFFLED, seed=1)
+def test_an_order_of_batches_that_has_shifted_is_refused(
+    runtime: Runtime, saved: CheckpointReference, tmp_path: Path
+) -> None:
+    runtime.data = windows(tmp_path / "data.bin", order=Order.SHUFFLED, seed=1)
     assert "order" in refused(runtime, saved).detail
 
 
 def test_windows_that_are_read_from_another_place_are_refused(runtime: Runtime, saved: CheckpointReference) -> None:
-    with patch.object(ByteWindows, "window_digest", lambda self, window: type(self).digest(self, window + 1)):
+    whole = ByteWindows.window_digest
+
+    def next_one(self: ByteWindows, window: int) -> str:
+        return whole(self, window + 1)
+
+    with patch.object(ByteWindows, "window_digest", next_one):
         told = refused(runtime, saved)
     assert told.reason == Reason.PROBE_FAILED
     assert "has other bytes than when the checkpoint was saved" in told.detail
