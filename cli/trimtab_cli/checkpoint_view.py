@@ -1,18 +1,21 @@
 """The checkpoints of a run as its journal knows them. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
 from trimtab_contract.journal import JournalRecord
 from trimtab_contract.keys import MANIFEST_NAME
 from trimtab_operator.incidents import Candidate
-from trimtab_operator.run_state import JournalAction
+from trimtab_operator.resources import TrainingJobSpec
+from trimtab_operator.retention import Fate, retention_settings, review
+from trimtab_operator.run_state import CheckpointState, JournalAction, RunState
+from trimtab_policies.policy import GuardPolicySpec
 
 from trimtab_cli.job_view import age
 from trimtab_cli.trail import Trail
 
-CHECKPOINT_COLUMNS = ("Step", "Attempt", "State", "Size", "Age", "Evidence", "In the last rollback")
+CHECKPOINT_COLUMNS = ("Step", "Attempt", "State", "Size", "Age", "Evidence", "In the last rollback", "Kept")
 
 _STATES = frozenset(
     {JournalAction.COMMITTED, JournalAction.VERIFIED, JournalAction.CERTIFIED, JournalAction.QUARANTINED}
@@ -24,6 +27,7 @@ class CheckpointRow:
     """One checkpoint. `size` is in bytes, `known_since` the time of its first record, `evidence` why it has its state.
 
     `chosen` says whether the newest rollback went to it, `why` the reason; None and empty when it was not considered.
+    `kept` is why it is not deleted, `kept_until` what would end that; `may_be_deleted` is None where that is not known.
     """
 
     step: int
@@ -37,15 +41,23 @@ class CheckpointRow:
     evidence: str
     chosen: bool | None
     why: str
+    kept: str
+    kept_until: str
+    may_be_deleted: bool | None
 
 
-def checkpoint_rows(trail: Trail, size_of: Callable[[str], int]) -> tuple[CheckpointRow, ...]:
-    """Every checkpoint, oldest step first; `size_of` gives the bytes under a checkpoint's prefix."""
+def checkpoint_rows(
+    trail: Trail, size_of: Callable[[str], int], fates: Iterable[Fate] = ()
+) -> tuple[CheckpointRow, ...]:
+    """Every checkpoint, oldest step first; `size_of` gives the bytes under a checkpoint's prefix, `fates` are what is
+    known of why each is kept."""
+    by_key = {fate.checkpoint.reference.key: fate for fate in fates}
     since = _known_since(trail.counted)
     considered = _considered(trail.counted)
     rows: list[CheckpointRow] = []
     for one in trail.state.checkpoints:
         candidate = considered.get((one.reference.step, one.attempt))
+        fate = by_key.get(one.reference.key)
         rows.append(
             CheckpointRow(
                 step=one.reference.step,
@@ -59,6 +71,9 @@ def checkpoint_rows(trail: Trail, size_of: Callable[[str], int]) -> tuple[Checkp
                 evidence=one.why,
                 chosen=candidate.chosen if candidate else None,
                 why=candidate.why if candidate else "",
+                kept=fate.kept if fate else "",
+                kept_until=fate.until if fate else "",
+                may_be_deleted=one.state is CheckpointState.DELETING or (not fate.kept if fate else None),
             )
         )
     return tuple(rows)
@@ -76,7 +91,34 @@ def table_row(row: CheckpointRow, now: float) -> tuple[str, ...]:
         age(row.known_since, now),
         row.evidence,
         verdict,
+        _kept(row),
     )
+
+
+def retention_fates(
+    state: RunState, spec: TrainingJobSpec, policies: Iterable[GuardPolicySpec], step: int
+) -> tuple[Fate, ...]:
+    """Why each checkpoint is kept at a step, as the operator decides it; nothing where it deletes nothing any more."""
+    if state.ended:
+        over = "the run is over, and nothing more is deleted", "somebody deletes it by hand"
+        return tuple(Fate(one, *over) for one in state.checkpoints if one.state is not CheckpointState.DELETING)
+    storage = spec.checkpoint
+    settings = retention_settings(
+        keep_last=storage.keep_last,
+        keep_every=storage.keep_every,
+        certify_steps=storage.certify_steps,
+        max_rollbacks=spec.budget.max_rollbacks,
+        policies=policies,
+    )
+    return review(state, settings, step)
+
+
+def _kept(row: CheckpointRow) -> str:
+    if row.state == CheckpointState.DELETING:
+        return "no: its data are going"
+    if row.kept:
+        return f"{row.kept}, until {row.kept_until}"
+    return "no: it may be deleted" if row.may_be_deleted else ""
 
 
 def _known_since(records: tuple[JournalRecord, ...]) -> dict[str, str]:

@@ -30,10 +30,11 @@ RUNG_FACTOR = 2
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """A checkpoint, and why it is kept; nothing: it may be deleted."""
+    """A checkpoint, why it is kept and until when; no reason: it may be deleted."""
 
     checkpoint: Checkpoint
     kept: str
+    until: str = ""
 
 
 def retention_settings(
@@ -69,40 +70,49 @@ def review(state: RunState, settings: RetentionSettings, judged_step: int) -> tu
     """Every checkpoint that is not being deleted yet, oldest step first, and why it is kept; ages count from
     `judged_step`, the last step that rules have looked at."""
     checkpoints = [one for one in state.checkpoints if one.state is not CheckpointState.DELETING]
-    reasons = _needed(state, settings, judged_step)
-    return tuple(Fate(one, reasons.get(one.reference.key, "")) for one in checkpoints)
+    needed = _needed(state, settings, judged_step)
+    return tuple(Fate(one, *needed.get(one.reference.key, ("",))) for one in checkpoints)
 
 
-def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> dict[str, str]:
-    """Why each checkpoint that something needs is needed, by its manifest's key; the strongest reason wins."""
-    reasons: dict[str, str] = {}
+def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> dict[str, tuple[str, str]]:
+    """Why each checkpoint that something needs is needed, and until when, by its manifest's key; the first reason of
+    the order below counts."""
+    reasons: dict[str, tuple[str, str]] = {}
 
-    def keep(checkpoints: Iterable[Checkpoint], why: str) -> None:
+    def keep(checkpoints: Iterable[Checkpoint], why: str, until: str, steps: int = 0) -> None:
         for one in checkpoints:
-            reasons.setdefault(one.reference.key, why)
+            reasons.setdefault(one.reference.key, (why, until.format(one.reference.step + steps)))
 
     if state.incident is not None:
-        keep(state.checkpoints, f"incident {state.incident.name} is open, and may name it")
+        keep(state.checkpoints, "any may be named or chosen", f"incident {state.incident.name} is closed")
     restored = state.directive.restore if state.directive is not None else None
-    keep((one for one in state.checkpoints if one.reference == restored), "the directive in force restores it")
-    keep((one for one in state.checkpoints if one.reference.key in state.spared), "files of somebody else lie there")
+    named = (one for one in state.checkpoints if one.reference == restored)
+    keep(named, "the directive in force restores it", "another one restores another")
+    spared = (one for one in state.checkpoints if one.reference.key in state.spared)
+    keep(spared, "files of somebody else lie there", "somebody deletes it by hand")
 
     usable = [one for one in reversed(state.checkpoints) if one.state in RESTORABLE and not why_not_restore(state, one)]
     certified = [one for one in usable if one.state is CheckpointState.CERTIFIED]
     behind_start = sum(one.reference.step > 0 for one in certified)
-    keep(usable[: settings.keep_last], f"one of the last {settings.keep_last} (checkpoint.keepLast)")
-    keep(certified[:CERTIFIED_KEPT], f"one of the last {CERTIFIED_KEPT} certified")
-    keep(_near(usable, judged_step, settings.near), f"a first plan may go back {settings.near} steps")
-    keep(_milestones(usable, settings.keep_every), f"a milestone (checkpoint.keepEvery: {settings.keep_every})")
-    ladder = certified if behind_start >= CERTIFIED_KEPT else usable
+    last = settings.keep_last
+    keep(usable[:last], f"one of the last {last} (checkpoint.keepLast)", f"{last} newer ones are there")
+    newer = f"{CERTIFIED_KEPT} newer ones are certified"
+    keep(certified[:CERTIFIED_KEPT], f"one of the last {CERTIFIED_KEPT} certified", newer)
+    near = settings.near
+    within = _near(usable, judged_step, near)
+    keep(within, f"a first plan may go back {near} steps", f"a newer one is {near} steps old")
+    milestones = _milestones(usable, settings.keep_every)
+    keep(milestones, f"a milestone (checkpoint.keepEvery: {settings.keep_every})", "somebody deletes it by hand")
     # Each doubling of the distance has a rung of its own, and keeps one when the others are thinned out.
     far = settings.reach * RUNG_FACTOR ** (settings.plans - 1)
-    keep(_rungs(ladder, judged_step, far), f"a rung of the ladder that reaches back {far} steps")
+    rungs = _rungs(certified if behind_start >= CERTIFIED_KEPT else usable, judged_step, far)
+    keep(rungs, f"a rung of the ladder that reaches back {far} steps", "its neighbours are close enough")
     grace = 2 * settings.certify_steps
     pending = [one for one in usable if one not in certified and judged_step - one.reference.step < grace]
-    keep(_rungs(pending, judged_step, grace), "it may still be certified")
+    keep(_rungs(pending, judged_step, grace), "it may still be certified", "step {} is judged", grace)
     if behind_start < CERTIFIED_KEPT:
-        keep((one for one in usable if one.reference.step == 0), f"step 0, until {CERTIFIED_KEPT} are certified")
+        start = (one for one in usable if one.reference.step == 0)
+        keep(start, "the state before the first step", f"{CERTIFIED_KEPT} are certified")
     return reasons
 
 

@@ -251,6 +251,8 @@ def test_checkpoints_are_listed_with_state_size_and_the_reason_against_them(labo
     assert rows[300]["chosen"] is True
     assert rows[300]["knownSince"] < rows[320]["knownSince"]
     assert rows[320]["why"] == "newer than step 301"
+    assert "the run is over" in rows[300]["kept"]
+    assert rows[300]["mayBeDeleted"] is False
     assert "chosen: the newest one old enough" in laboratory.trimtab("checkpoint", "list", "demo").stdout
 
 

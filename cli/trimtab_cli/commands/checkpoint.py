@@ -5,17 +5,29 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from trimtab_operator.errors import InvalidResource
+from trimtab_operator.resources import parse_training_job_spec
+from trimtab_operator.retention import Fate
+from trimtab_operator.run_state import RESTORABLE, RunState
 
 from trimtab_cli.access import Access
 from trimtab_cli.access_options import with_checkpoints
 from trimtab_cli.checkpoint_verification import Verification, verify_checkpoint
-from trimtab_cli.checkpoint_view import CHECKPOINT_COLUMNS, CheckpointRow, checkpoint_rows, table_row
-from trimtab_cli.errors import NotFound
+from trimtab_cli.checkpoint_view import (
+    CHECKPOINT_COLUMNS,
+    CheckpointRow,
+    checkpoint_rows,
+    retention_fates,
+    table_row,
+)
+from trimtab_cli.errors import CliError, NotFound
+from trimtab_cli.job_view import section
 from trimtab_cli.options import (
     JobArgument,
     OutputOption,
 )
 from trimtab_cli.output import Format, Output
+from trimtab_cli.run_records import policy_of
 from trimtab_cli.trail import read_trail
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -28,13 +40,14 @@ def list_checkpoints(
     job: JobArgument,
     form: OutputOption = Format.TEXT,
 ) -> None:
-    """List the checkpoints with state, evidence, size, age, and why one was not chosen for a rollback."""
+    """List the checkpoints: state, evidence, size, age, why one was not chosen for a rollback, and why it is kept."""
     output = Output(form)
     body = access.job(job)
     with output.busy("reading the trail and the bucket"):
         trail = read_trail(access.journal(access.run(job)))
         store, _ = access.checkpoints(body)
-        rows = checkpoint_rows(trail, lambda prefix: sum(store.sizes(prefix).values()))
+        fates = _fates(access, body, trail.state)
+        rows = checkpoint_rows(trail, lambda prefix: sum(store.sizes(prefix).values()), fates)
 
     def show() -> None:
         if rows:
@@ -53,7 +66,7 @@ def verify(
     step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="Only checkpoints of this step.")] = None,
     form: OutputOption = Format.TEXT,
 ) -> None:
-    """Read checkpoints whole and hash them against the journal; without STEP all but the quarantined ones."""
+    """Read checkpoints whole and hash them against the journal; without STEP those that may be restored."""
     output = Output(form)
     body = access.job(job)
     with output.busy("reading the trail"):
@@ -72,8 +85,21 @@ def verify(
     raise typer.Exit(1 if any(one.problems for one in found) else 0)
 
 
+def _fates(access: Access, body: Mapping[str, Any], state: RunState) -> tuple[Fate, ...]:
+    """Why each checkpoint is kept; nothing where the texts of the policies in force, which say so, cannot be read."""
+    step = int(section(body, "status").get("step") or max((one.reference.step for one in state.checkpoints), default=0))
+    try:
+        spec = parse_training_job_spec(body["spec"])
+        # What is over needs no policy, and any version can say so.
+        identities = state.guards[-1].policies if state.guards and not state.ended else ()
+        policies = [policy_of(access.audit, identity).spec for identity in identities]
+    except (CliError, InvalidResource):
+        return ()
+    return retention_fates(state, spec, policies, step)
+
+
 def _wanted(row: CheckpointRow, step: int | None) -> bool:
-    return row.step == step if step is not None else row.state != "Quarantined"
+    return row.step == step if step is not None else row.state in RESTORABLE
 
 
 def _show(output: Output, row: CheckpointRow, verification: Verification) -> None:

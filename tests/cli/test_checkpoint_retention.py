@@ -1,0 +1,93 @@
+"""What the command line says of checkpoints that stay, and of those that went."""
+
+from dataclasses import replace
+
+import msgspec
+from operator_objects import training_job
+from rollback_trail import RUN, audit_objects, rollback_trail
+from trimtab_cli.bucket_versions import Versioning, storage_report
+from trimtab_cli.checkpoint_view import CHECKPOINT_COLUMNS, checkpoint_rows, retention_fates, table_row
+from trimtab_cli.output import Format, Output
+from trimtab_cli.trail import read_trail
+from trimtab_cli.trail_file import TrailFile
+from trimtab_cli.trail_verification import Verified, report_lines, verify_file
+from trimtab_contract.journal import JournalRecord, Phase, canonical_bytes, parse_record, record_hash
+from trimtab_operator.resources import parse_training_job_spec
+from trimtab_operator.run_state import RunPhase
+
+Bodies = list[tuple[int, bytes]]
+SPEC = parse_training_job_spec(training_job()["spec"])
+NEWEST = 320
+
+
+def going(bodies: Bodies, step: int) -> Bodies:
+    """The trail with the intent to delete the checkpoint of a step behind it."""
+    (key,) = [one.reference for one in read_trail(bodies).state.checkpoints if one.reference.step == step]
+    last = parse_record(bodies[-1][1])
+    record = JournalRecord(
+        seq=last.seq + 1,
+        prev=record_hash(bodies[-1][1]),
+        id=f"checkpoint/{key.key}/Deleting",
+        time=last.time,
+        actor=last.actor,
+        action="Deleting",
+        phase=Phase.INTENT,
+        after={"checkpoint": msgspec.to_builtins(key), "attempt": 1, "why": "nothing keeps it"},
+    )
+    return [*bodies, (record.seq, canonical_bytes(record))]
+
+
+def verified(bodies: Bodies, *, without: int) -> Verified:
+    """A packed trail with every object but the manifest of one step."""
+    references = [one.reference for one in read_trail(bodies).state.checkpoints]
+    manifests = {one.reference.key for one in read_trail(rollback_trail()).state.checkpoints}
+    assert {one.key for one in references} == manifests
+    there = {("audit", key): body for key, body in audit_objects(RUN).items()}
+    for one in references:
+        if one.step != without:
+            there["checkpoint", one.key] = b""
+    storage = storage_report(Versioning.OFF, {})
+    trail = TrailFile(RUN, tuple(bodies), there, None, (), None, storage, checkpoints=True)
+    return verify_file(Output(Format.JSON), trail)
+
+
+def test_the_manifest_of_a_deleted_checkpoint_is_not_missed_and_that_of_another_one_is() -> None:
+    honest = rollback_trail()
+    gone = [problem for problem in verified(honest, without=300).problems if "is gone" in problem]
+    assert len(gone) == 1
+    announced = verified(going(honest, 300), without=300)
+    assert not [problem for problem in announced.problems if "is gone" in problem]
+    assert announced.deleted == 1
+    assert any("1 manifests went with checkpoints" in text for text, _ in report_lines(RUN, announced))
+
+
+def test_each_row_says_why_a_checkpoint_stays_and_until_when() -> None:
+    trail = read_trail(rollback_trail())
+    trail = replace(trail, state=replace(trail.state, phase=RunPhase.WATCHING))
+    fates = retention_fates(trail.state, SPEC, [], NEWEST)
+    rows = {row.step: row for row in checkpoint_rows(trail, len, fates)}
+    assert (rows[0].kept, rows[0].kept_until) == ("one of the last 3 (checkpoint.keepLast)", "3 newer ones are there")
+    assert rows[320].may_be_deleted is True, "it is quarantined, and its incident is closed"
+    assert rows[300].may_be_deleted is False
+    shown = dict(zip(CHECKPOINT_COLUMNS, table_row(rows[320], 0.0), strict=True))
+    assert shown["Kept"] == "no: it may be deleted"
+
+
+def test_a_checkpoint_whose_data_are_going_is_shown_as_such() -> None:
+    trail = read_trail(going(rollback_trail(), 320))
+    row = next(row for row in checkpoint_rows(trail, len) if row.step == 320)
+    assert (row.state, row.may_be_deleted) == ("Deleting", True)
+    assert table_row(row, 0.0)[-1] == "no: its data are going"
+
+
+def test_of_a_run_that_is_over_nothing_more_goes() -> None:
+    trail = read_trail(rollback_trail())
+    fates = retention_fates(trail.state, SPEC, [], NEWEST)
+    assert all("the run is over" in fate.kept for fate in fates)
+    assert len(fates) == 3
+
+
+def test_where_the_policies_cannot_be_read_nothing_is_claimed() -> None:
+    (row, *_) = checkpoint_rows(read_trail(rollback_trail()), len)
+    assert (row.kept, row.may_be_deleted) == ("", None)
+    assert table_row(row, 0.0)[-1] == ""
