@@ -296,6 +296,16 @@ def test_without_an_archive_the_frozen_records_are_drawn_without_limits_they_can
     assert any("only frozen records are shown: it is gone" in note for note in found.notes)
 
 
+def test_the_samples_of_the_suspect_steps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies, objects = trail(monkeypatch, LOGITS)
+    steps = [{"step": 321, "window": 320, "samples": [["web", 17]], "sha256ByRank": {}}]
+    objects["batches"] = json.dumps({"kind": "Batches", "attempt": 1, "steps": steps}).encode()
+    bodies = rewritten_hold(bodies, evidence=(Evidence(key="batches", sha256=sha256_hex(objects["batches"])),))
+    found = report_of(rollback_trail.RUN, bodies, RECORDS, objects)
+    (row,) = rows(found.diagnoses[-1], "From the last step before them")
+    assert row[:3] == ("321", "320", "web: 17")
+
+
 def test_suspect_nodes_are_named_with_rank_pod_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies, objects = trail(monkeypatch, LOGITS)
     suspect = {"rank": 1, "pod": "demo-1-1-x", "node": "node-b", "why": "its parameters differ"}

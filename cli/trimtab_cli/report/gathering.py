@@ -20,7 +20,8 @@ from trimtab_cli.report.measurements import finding_views, latches_by_record, pr
 from trimtab_cli.report.people import people_view, phase_views
 from trimtab_cli.report.plans import plan_views, probation_view
 from trimtab_cli.report.reading import Advance, Story, collect
-from trimtab_cli.report.records import Checkpoints, Sources, archive_reader, probes_of
+from trimtab_cli.report.records import Checkpoints, Sources, archive_reader, batches_of, probes_of
+from trimtab_cli.report.samples import sample_views
 from trimtab_cli.report.span import lanes, marks, shades, span_of
 from trimtab_cli.report.subject import Subject
 from trimtab_cli.report.trail_lines import proof_of, trail_lines
@@ -93,7 +94,7 @@ def compose(telling: Telling, verified: Verified, sources: Sources, advance: Adv
         lanes=lanes(state, span, collector.last_steps),
         checkpoints=views,
         other_checkpoints=others,
-        diagnoses=finding_views(chapters),
+        diagnoses=(*finding_views(chapters), *sample_views(batches_of(sources, chapters.records))),
         plans=plan_views(chapters),
         probes=probe_views(probes_of(sources, chapters.records), latches_by_record(chapters)),
         probation=probation_view(chapters, incident),

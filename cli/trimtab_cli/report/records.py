@@ -19,6 +19,7 @@ from trimtab_policies.log_readers.points import LogPoint
 from trimtab_cli.access import Access
 from trimtab_cli.adapters.object_store import BucketAddress, ObjectStore
 from trimtab_cli.errors import CliError, UsageError
+from trimtab_cli.report.samples import Batches, decode_batches
 from trimtab_cli.run_records import archived_points
 
 Reader = Callable[[Sequence[Segment], int, int], Iterator[LogPoint]]
@@ -126,6 +127,16 @@ def probes_of(sources: Sources, records: Sequence[JournalRecord]) -> Iterator[tu
                 yield record, decode_probe(body)
             except ContractError:
                 continue  # Other evidence than a probe's.
+
+
+def batches_of(sources: Sources, records: Sequence[JournalRecord]) -> Iterator[Batches]:
+    """What was frozen of the batches of the suspect steps."""
+    for record in records:
+        if record.action == JournalAction.HELD:
+            for body in _bodies(sources, record):
+                found = decode_batches(body)
+                if found is not None:
+                    yield found
 
 
 def _bodies(sources: Sources, record: JournalRecord) -> Iterator[bytes]:
