@@ -10,6 +10,7 @@ from trimtab_contract.directives import (
     CheckpointReference,
     Diagnose,
     Directive,
+    LearningRateOverride,
     OnNonFinite,
     Reason,
     ReplicaReport,
@@ -79,6 +80,11 @@ class Scenario:
     certify: int = 10
     downtime: int = 0
     """Ticks without an operator after each kill."""
+
+    @property
+    def override(self) -> LearningRateOverride | None:
+        """The policy's learning-rate override."""
+        return LearningRateOverride(scale=self.rate[0], until_step=self.rate[1]) if self.rate else None
 
 
 @dataclass(frozen=True)

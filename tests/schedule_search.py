@@ -20,8 +20,9 @@ from scripted_operator import Playing, ScriptedOperator
 from scripted_world import ScriptedRun
 from trimtab_contract import journal as contract
 from trimtab_contract.journal import JournalRecord, parse_record, record_hash
-from trimtab_operator import journal, journal_fold
+from trimtab_operator import effects, journal, journal_fold
 from trimtab_operator.run_state import RunState
+from trimtab_operator.workload import TrainingJobView, WorkloadDefaults, WorldObjects
 
 Interruption = tuple[int, str]
 _Key = tuple[Standing, int]
@@ -59,6 +60,7 @@ def folded_once() -> Generator[None]:
         for module in (journal, memory_journal, contract):
             patch.setattr(module, "parse_record", parsed)
             patch.setattr(module, "record_hash", hashed)
+        patch.setattr(effects, "world_objects", _made_once(effects.world_objects))
         patch.setattr(contract, "canonical_bytes", _once(contract.canonical_bytes))
         collects = gc.isenabled()
         gc.disable()
@@ -67,6 +69,18 @@ def folded_once() -> Generator[None]:
         finally:
             if collects:
                 gc.enable()
+
+
+def _made_once(world_objects: Callable[..., WorldObjects]) -> Callable[..., WorldObjects]:
+    """The objects of a world, which follow from its number: the job is always the same."""
+    made: dict[tuple[object, ...], WorldObjects] = {}
+
+    def objects(job: TrainingJobView, defaults: WorkloadDefaults, *about: object) -> WorldObjects:
+        if about not in made:
+            made[about] = world_objects(job, defaults, *about)
+        return made[about]
+
+    return objects
 
 
 def _once(canonical_bytes: Callable[[JournalRecord], bytes]) -> Callable[[JournalRecord], bytes]:
@@ -117,24 +131,36 @@ class Search:
                 break
             counts = [0] * (most + 1)
             way.append((key, counts))
-            before = playing.fork() if most else playing
-            first = playing.run.operations
-            self._step(playing, schedule)
-            # Between two acts of a turn nothing happens outside: to die before one is to have died after the last.
-            died: tuple[int, ...] | None = None
-            for number in range(first, playing.run.operations if most else first):
-                for kind in self.ways:
-                    found = died if kind == "before" else None
-                    if found is None:
-                        found = self._branch(before, past, most - 1, (*schedule, (number, kind)))
-                    if kind == "after":
-                        died = found
-                    for more, count in enumerate(found):
-                        counts[more + 1] += count
+            if most:
+                self._interrupt(playing, past, most, schedule, counts)
+            else:
+                self._step(playing, schedule)
         for key, counts in reversed(way):
             rest = tuple(own + later for own, later in zip(counts, rest, strict=True))
             self._known[key] = rest
         return tuple(rest)
+
+    def _interrupt(
+        self, playing: Playing, past: Past, most: int, schedule: tuple[Interruption, ...], counts: list[int]
+    ) -> None:
+        """Play a turn, and all that follows when one of its acts is interrupted, which is added to the counts."""
+        before, run = playing.fork(), playing.run
+        first, left = run.operations, dict[int, ScriptedRun]()
+        run.on_act = lambda number: left.update({number: run.fork()})
+        self._step(playing, schedule)
+        run.on_act = None
+        # Between two acts of a turn nothing happens outside: to die before one is to have died after the last.
+        died: tuple[int, ...] | None = None
+        for number in range(first, run.operations):
+            for kind in self.ways:
+                interrupted = (*schedule, (number, kind))
+                found = died if kind == "before" else None
+                if kind == "after":
+                    found = died = self._explore(before.died(left[number]), replace(past), most - 1, interrupted)
+                elif found is None:
+                    found = self._branch(before, past, most - 1, interrupted)
+                for more, count in enumerate(found):
+                    counts[more + 1] += count
 
     def _branch(self, before: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]) -> tuple[int, ...]:
         """What follows the last interruption of a schedule, in the turn that begins at `before`."""

@@ -154,11 +154,24 @@ class Playing:
         try:
             self.process.turn()
         except (Killed, Fenced):
-            self.process = self.start(run)
-            for _ in range(run.scenario.downtime):
-                self._pass()
+            self._succeed()
+        self._end_turn(before)
+
+    def died(self, run: ScriptedRun) -> "Playing":
+        """What follows when the operator dies in the turn that begins here, and leaves the run as it is in `run`."""
+        branch = replace(self, run=run)
+        branch._succeed()
+        branch._end_turn(_size(self.run))
+        return branch
+
+    def _succeed(self) -> None:
+        self.process = self.start(self.run)
+        for _ in range(self.run.scenario.downtime):
+            self._pass()
+
+    def _end_turn(self, before: tuple[int, ...]) -> None:
         self._pass()
-        self.quiet = self.quiet + 1 if run.ticks > self.at_least and before == _size(run) else 0
+        self.quiet = self.quiet + 1 if self.run.ticks > self.at_least and before == _size(self.run) else 0
 
     def _pass(self) -> None:
         self.run.tick()

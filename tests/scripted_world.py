@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +21,6 @@ from trimtab_contract.directives import (
     CheckpointReference,
     Diagnose,
     Directive,
-    LearningRateOverride,
     decode,
     encode,
 )
@@ -102,6 +102,8 @@ class ScriptedRun:
         self.notices: tuple[NoticeOutcome, ...] = ()
         self.on_record: Callable[[JournalRecord], None] = lambda _record: None
         self.operations = 0
+        self.on_act: Callable[[int], None] | None = None
+        """Told of every act as soon as it is done."""
         self.kills: frozenset[tuple[int, str]] = frozenset()
         self.opened_at: int | None = None
         """The number of operations before the first incident."""
@@ -121,7 +123,7 @@ class ScriptedRun:
 
     def fork(self) -> "ScriptedRun":
         """The same run, to be continued in another way."""
-        run = rebound(self)
+        run = rebound(self, on_act=None)
         run.store = rebound(self.store, _run=run)
         run.worlds = {
             number: rebound(world, run=run, inbox=copy(world.inbox), tried=set(world.tried))
@@ -146,6 +148,8 @@ class ScriptedRun:
         if (number, "undone") in self.kills or self.refuses(away):
             raise away("it was not done")
         result = act()
+        if self.on_act is not None:
+            self.on_act(number)
         if (number, "after") in self.kills:
             raise Killed
         if (number, "lost") in self.kills:
@@ -160,7 +164,7 @@ class ScriptedRun:
 
     def clock(self) -> str:
         """Wall time: one second a tick."""
-        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.ticks)).isoformat()
+        return _instant(self.ticks)
 
     # What the operator's effects do -----------------------------------------------------------------------------------
 
@@ -430,7 +434,7 @@ class ScriptedRun:
             probe=16,
             probation_steps=self.scenario.probation,
             margin_factor=self.scenario.margin_factor,
-            learning_rate=_rate(self.scenario),
+            learning_rate=self.scenario.override,
             approval_seconds=self.scenario.approval,
         )
 
@@ -478,8 +482,9 @@ class ScriptedRun:
         return WithheldStep(step=judged, window=line.window, loss_finite=False)
 
 
-def _rate(scenario: Scenario) -> LearningRateOverride | None:
-    return LearningRateOverride(scale=scenario.rate[0], until_step=scenario.rate[1]) if scenario.rate else None
+@lru_cache(None)
+def _instant(ticks: int) -> str:
+    return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=ticks)).isoformat()
 
 
 def directive_of(wire: Any) -> Directive:

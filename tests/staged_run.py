@@ -127,9 +127,12 @@ class StoredWorld(PlayedWorld):
 class StagedRun(JudgedRun):
     """Everything outside the operator of one run."""
 
-    def __init__(self, scenario: Scenario, stage: Stage, job: TrainingJobView) -> None:
+    def __init__(
+        self, scenario: Scenario, stage: Stage, job: TrainingJobView, on_tick: Callable[[ScriptedRun], None]
+    ) -> None:
         super().__init__(scenario)
         self.id = job.run
+        self._on_tick = on_tick
         self._stage, self._job = stage, job
         self._outgoing: list[Callable[[], object]] = []
         self._pods: dict[int, KubernetesObject] = {}
@@ -146,6 +149,7 @@ class StagedRun(JudgedRun):
         await self.look(changed=changed)
         dead = {number for number, world in self.worlds.items() if not world.alive}
         self.tick()
+        self._on_tick(self)
         outgoing, self._outgoing = self._outgoing, []
         await asyncio.to_thread(lambda: [store() for store in outgoing])
         for number, world in self.worlds.items():

@@ -76,13 +76,19 @@ PAIRED = (
     "transient",
     "nonfinite",
     "target-fails",
+    "needs-human",
+    "stop-rule",
+    "bad-config",
     "paused-resumed",
+    "paused-stopped",
     "human-resumes",
+    "held-resumed",
     "held-rolled-back",
     "rolled-back",
     "skipped",
     "approved",
     "rejected",
+    "not-approved",
 )
 
 

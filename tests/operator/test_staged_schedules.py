@@ -6,7 +6,7 @@ compared with the simulated run of the same scenario.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -20,6 +20,7 @@ from object_store_fixture import ObjectStoreServer
 from played_trainer import RUN, Scenario
 from redis_fixture import RedisServer
 from run_checks import check, story, surviving_windows
+from run_fates import crash
 from scripted_operator import play
 from scripted_world import ScriptedRun, directive_of
 from staged_run import Stage, StagedRun, essence
@@ -35,6 +36,7 @@ from trimtab_operator.workload import TrainingJobView
 
 SEED = 20261130
 PATIENCE_SECONDS = 240.0
+HEALTHY = Scenario(steps=20, read_back=AckState.VERIFIED)
 DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)), read_back=AckState.VERIFIED)
 WAYS = ("before", "after", "lost", "denied", "undone")
 PAIRED_WAYS = ("before", "after", "lost", "denied")
@@ -71,13 +73,14 @@ async def staged(
     ports: Ports,
     schedule: Schedule,
     scenario: Scenario = DAMAGED,
+    on_tick: Callable[[ScriptedRun], None] = lambda _run: None,
     naive: Naive | None = None,
 ) -> Leaders:
     """The run of a new job, played to its end."""
     name, interrupter = schedule.name, Interrupter(schedule.faults, schedule.sleeps, naive=naive)
     await asyncio.to_thread(api.apply, *stage.objects(name, scenario))
     body = dict(await ports.cluster.training_job(stage.namespace, name))
-    run = StagedRun(scenario, stage, TrainingJobView.of(body))
+    run = StagedRun(scenario, stage, TrainingJobView.of(body), on_tick)
     store = KubernetesCluster(stage.server)
     leaders = Leaders(run, body, ports, stage.server, store, interrupter, Random(f"{SEED}/{name}"))
     try:
@@ -126,6 +129,28 @@ async def test_a_sample_of_the_schedules_on_real_parts_comes_to_what_the_simulat
         f"{len(schedules)} schedules of {len(writes)} writes on real parts, drawn with seed {SEED}; the Lease was "
         f"deleted {sum(deleted)} times"
     )
+
+
+async def test_the_world_after_one_that_died_is_started_once_by_whoever_leads(
+    api: ControlPlane, stage: Stage, ports: Ports
+) -> None:
+    def fate(run: ScriptedRun) -> None:
+        if run.worlds and run.world.number == 1 and run.world.step == 8:
+            crash(run)
+
+    simulated = play(HEALTHY, world=JudgedRun, on_tick=fate)
+    chance = Random(f"{SEED}/worlds")
+    second = [(name, 1) for name in ("append StartWorld Intent", "create ConfigMap", "create Service", "create Job")]
+    schedules = [Schedule("world-frozen", (Fault("create Job", 1, "frozen"),), 3)] + [
+        Schedule(f"world-{way}", (Fault(*chance.choice(second), way), Fault("append WorldLost", 0, way)))
+        for way in ("after", chance.choice(("before", "lost", "denied")))
+    ]
+    played = [staged(api, stage, ports, schedule, HEALTHY, fate) for schedule in schedules]
+    for schedule, leaders in zip(schedules, await asyncio.gather(*played), strict=True):
+        assert set(leaders.interrupter.met) == set(schedule.faults)
+        assert list(leaders.run.worlds) == [1, 2]
+        same(leaders, simulated)
+    print(f"{len(schedules)} schedules of a lost world on real parts, drawn with seed {SEED}")
 
 
 def same(leaders: Leaders, simulated: ScriptedRun) -> None:
