@@ -159,17 +159,6 @@ class ObjectStore:
         except ObjectMissing:
             return
 
-    def unfinished(self, prefix: str) -> dict[str, str]:
-        """Uploads in parts under `prefix` that were neither completed nor given up: id and key."""
-        found: dict[str, str] = {}
-        with self._translated("ListMultipartUploads", prefix):
-            for page in self._client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self.bucket, Prefix=prefix
-            ):
-                for entry in cast("list[dict[str, Any]]", page.get("Uploads", [])):
-                    found[entry["UploadId"]] = entry["Key"]
-        return found
-
     def get_to(self, key: str, path: Path) -> None:
         """Write the whole object into a file."""
         with path.open("wb") as file:
