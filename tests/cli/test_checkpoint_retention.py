@@ -1,6 +1,7 @@
 """What the command line says of checkpoints that stay, and of those that went."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from operator_objects import training_job
@@ -8,6 +9,9 @@ from rollback_trail import RUN, audit_objects, rollback_trail
 from trimtab_cli.bucket_versions import Versioning, storage_report
 from trimtab_cli.checkpoint_view import CHECKPOINT_COLUMNS, checkpoint_rows, retention_fates, table_row
 from trimtab_cli.output import Format, Output
+from trimtab_cli.report.checkpoints import checkpoint_views
+from trimtab_cli.report.episodes import Chapters
+from trimtab_cli.report.span import Span
 from trimtab_cli.trail import read_trail
 from trimtab_cli.trail_file import TrailFile
 from trimtab_cli.trail_verification import Verified, report_lines, verify_file
@@ -20,8 +24,8 @@ SPEC = parse_training_job_spec(training_job()["spec"])
 NEWEST = 320
 
 
-def going(bodies: Bodies, step: int) -> Bodies:
-    """The trail with the intent to delete the checkpoint of a step behind it."""
+def going(bodies: Bodies, step: int, *, gone: bool = False) -> Bodies:
+    """The trail with the intent to delete the checkpoint of a step behind it, and with the result if it is gone."""
     (key,) = [one.reference for one in read_trail(bodies).state.checkpoints if one.reference.step == step]
     last = parse_record(bodies[-1][1])
     record = JournalRecord(
@@ -34,7 +38,18 @@ def going(bodies: Bodies, step: int) -> Bodies:
         phase=Phase.INTENT,
         after={"checkpoint": msgspec.to_builtins(key), "attempt": 1, "why": "nothing keeps it"},
     )
-    return [*bodies, (record.seq, canonical_bytes(record))]
+    announced = [*bodies, (record.seq, canonical_bytes(record))]
+    if not gone:
+        return announced
+    head = record_hash(announced[-1][1])
+    result = {
+        "seq": record.seq + 1,
+        "prev": head,
+        "phase": Phase.RESULT,
+        "after": {"key": key.key},
+        "outcome": "Deleted",
+    }
+    return [*announced, (record.seq + 1, canonical_bytes(msgspec.structs.replace(record, **result)))]
 
 
 def verified(bodies: Bodies, *, without: int) -> Verified:
@@ -91,3 +106,12 @@ def test_where_the_policies_cannot_be_read_nothing_is_claimed() -> None:
     (row, *_) = checkpoint_rows(read_trail(rollback_trail()), len)
     assert (row.kept, row.may_be_deleted) == ("", None)
     assert table_row(row, 0.0)[-1] == ""
+
+
+def test_the_report_of_an_incident_shows_what_was_there_then_and_is_deleted_by_now() -> None:
+    trail = read_trail(going(rollback_trail(), 320, gone=True))
+    assert trail.state.deleted
+    views, others = checkpoint_views(trail.state, trail.counted, Chapters(records=()), Span(280, 400))
+    assert [(one.step, one.state) for one in views] == [(300, "Committed"), (320, "Deleted")]
+    assert [state for _, state, _ in views[-1].history] == ["Committed", "Quarantined", "Deleting"]
+    assert others == 1

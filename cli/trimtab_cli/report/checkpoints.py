@@ -4,14 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.journal import JournalRecord
-from trimtab_operator.run_state import CheckpointState, RunState
+from trimtab_contract.journal import JournalRecord, Phase
+from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunState
 
 from trimtab_cli.report.episodes import Chapters
 from trimtab_cli.report.span import Span
 from trimtab_cli.report.views import CheckpointView
 
 MOST_CHECKPOINTS = 200
+DELETED = "Deleted"
+"""What is shown of a checkpoint whose data are gone by now."""
 _STATES = frozenset(state.value for state in CheckpointState)
 
 
@@ -23,7 +25,9 @@ def checkpoint_views(
     thoughts = _thoughts(chapters)
     targets = {one.plan.target.key for one in chapters.plans}
     found: list[CheckpointView] = []
-    for one in state.checkpoints:
+    gone = _deleted(state, records)
+    every = sorted((*state.checkpoints, *gone), key=lambda one: (one.reference.step, one.attempt))
+    for one in every:
         step, place = one.reference.step, (one.reference.step, one.attempt)
         near = span.first <= step <= span.last
         if not near and one.reference.key not in targets:
@@ -32,7 +36,7 @@ def checkpoint_views(
             CheckpointView(
                 step=step,
                 attempt=one.attempt,
-                state=one.state.value,
+                state=DELETED if one in gone else one.state.value,
                 surviving=state.surviving(one),
                 chosen=one.reference.key in targets,
                 history=tuple(histories.get(one.reference.key, ())),
@@ -41,7 +45,20 @@ def checkpoint_views(
         )
     shown = found if len(found) <= MOST_CHECKPOINTS else [one for one in found if one.chosen or one.thoughts]
     shown = shown[-MOST_CHECKPOINTS:]
-    return tuple(shown), len(state.checkpoints) - len(shown)
+    return tuple(shown), len(every) - len(shown)
+
+
+def _deleted(state: RunState, records: Iterable[JournalRecord]) -> list[Checkpoint]:
+    """The checkpoints whose data are gone by now: they were there when plans considered them."""
+    found: dict[str, Checkpoint] = {}
+    for record in records:
+        after = record.after or {}
+        if record.action == JournalAction.DELETING and record.phase is Phase.INTENT and "checkpoint" in after:
+            reference = msgspec.convert(after["checkpoint"], type=CheckpointReference)
+            found[reference.key] = Checkpoint(
+                reference=reference, attempt=int(after["attempt"]), state=CheckpointState.DELETING
+            )
+    return [one for key, one in found.items() if state.checkpoint(key) is None]
 
 
 def _histories(records: Iterable[JournalRecord]) -> Mapping[str, list[tuple[str, str, str]]]:

@@ -8,7 +8,7 @@ from trimtab_cli.report.plot import FRAME, mark_badges, picture, steps_scale
 from trimtab_cli.report.views import CheckpointView, Lane, Report
 
 _LANE = 48
-GLYPHS = {"Committed": "○", "Verified": "◇", "Certified": "◆", "Quarantined": "✕"}
+GLYPHS = {"Committed": "○", "Verified": "◇", "Certified": "◆", "Quarantined": "✕", "Deleting": "–", "Deleted": "–"}
 """Shapes, not colours, tell the states apart."""
 
 
