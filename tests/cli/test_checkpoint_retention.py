@@ -42,14 +42,9 @@ def going(bodies: Bodies, step: int, *, gone: bool = False) -> Bodies:
     if not gone:
         return announced
     head = record_hash(announced[-1][1])
-    result = {
-        "seq": record.seq + 1,
-        "prev": head,
-        "phase": Phase.RESULT,
-        "after": {"key": key.key},
-        "outcome": "Deleted",
-    }
-    return [*announced, (record.seq + 1, canonical_bytes(msgspec.structs.replace(record, **result)))]
+    said: dict[str, Any] = {"phase": Phase.RESULT, "after": {"key": key.key}, "outcome": "Deleted"}
+    result = msgspec.structs.replace(record, seq=record.seq + 1, prev=head, **said)
+    return [*announced, (result.seq, canonical_bytes(result))]
 
 
 def verified(bodies: Bodies, *, without: int) -> Verified:
