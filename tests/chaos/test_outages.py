@@ -15,10 +15,11 @@ from trimtab_sandbox.commands import wait_until
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
-SECONDS = 30
+SECONDS = 16
+"""Longer than any timeout of operator and trainer, and than two terms of the Lease."""
 FIRST, APART, LENGTH = 150, 60, 4
 """The first damaged window, the distance to the next, and how long each stretch is."""
-STRUCK_STEPS, CALM_STEPS = 440, 600
+STRUCK_STEPS, CALM_STEPS = 440, 520
 
 
 @dataclass(frozen=True)
