@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from sandbox_fixture import Cluster
-from training_jobs import Namespace, guard_policy, install_chart, prepare_data, training_job
+from training_jobs import Json, Namespace, guard_policy, install_chart, prepare_data, training_job
 from trimtab_contract.keys import redis_user
 from trimtab_sandbox import image_build
 from trimtab_sandbox.cluster import SandboxInfo
@@ -64,6 +64,6 @@ def test_the_built_image_leads_and_keeps_a_job_of_the_one_namespace_it_may_see(
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def _running_pods(system: Cluster) -> list[dict]:
+def _running_pods(system: Cluster) -> list[Json]:
     found = json.loads(system.kubectl("get", "pods", "-l", "app.kubernetes.io/component=operator", "-o", "json"))
     return [pod for pod in found["items"] if not pod["metadata"].get("deletionTimestamp")]
