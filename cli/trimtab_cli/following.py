@@ -16,16 +16,22 @@ FINAL_PHASES = frozenset({"Completed", "Stopped", "Failed"})
 
 
 def changes(
-    access: Access, name: str, *, seconds: float | None = None, final: frozenset[str] = FINAL_PHASES
+    access: Access,
+    name: str,
+    *,
+    seconds: float | None = None,
+    idle_seconds: float | None = None,
+    final: frozenset[str] = FINAL_PHASES,
 ) -> Iterator[KubernetesObject | str]:
     """The job whenever its status changed, and each new Event as a line, until it is in a final phase.
 
-    Ends after `seconds` without a word. Raises NotFound when the job goes, Unreachable when the API server stays away.
+    Ends after `seconds`, or when nothing was new for `idle_seconds`, without a word. Raises NotFound when the job goes,
+    Unreachable when the API server stays away.
     """
     shown: dict[str, int] = {}
     before: object = None
-    begun = answered = time.monotonic()
-    while seconds is None or time.monotonic() - begun < seconds:
+    begun = answered = new = time.monotonic()
+    while not _over(begun, seconds) and not _over(new, idle_seconds):
         try:
             job = access.job(name)
             events = access.cluster.events(name, job["metadata"]["uid"])
@@ -39,12 +45,18 @@ def changes(
             key, count = event["metadata"]["uid"], int(event.get("count") or 1)
             if shown.get(key) != count:
                 shown[key] = count
+                new = answered
                 yield f"{event['reason']}: {event['message']}"
         status = section(job, "status")
         now = (status.get("phase"), status.get("step"), status.get("attempt"), status.get("message"))
         if now != before:
             before = now
+            new = answered
             yield job
         if status.get("phase") in final:
             return
         time.sleep(POLL_SECONDS)
+
+
+def _over(since: float, seconds: float | None) -> bool:
+    return seconds is not None and time.monotonic() - since >= seconds

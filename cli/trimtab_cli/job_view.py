@@ -23,6 +23,12 @@ def items(body: Body, name: str) -> Sequence[Body]:
     return found or ()
 
 
+def condition_message(job: Body, kind: str) -> str:
+    """What a condition that holds says; empty where it does not."""
+    found = (one for one in items(section(job, "status"), "conditions") if one.get("type") == kind)
+    return next((str(one.get("message") or "") for one in found if one.get("status") == "True"), "")
+
+
 def job_summary(job: Body) -> dict[str, Any]:
     """What a list of jobs says of one."""
     status = section(job, "status")

@@ -11,6 +11,7 @@ from trimtab_operator.run_state import RequestAction, RequestState
 from trimtab_cli.access import Access
 from trimtab_cli.access_options import Command, with_cluster
 from trimtab_cli.errors import CliError
+from trimtab_cli.job_view import condition_message
 from trimtab_cli.options import JobArgument, OutputOption
 from trimtab_cli.output import Format, Output
 from trimtab_cli.run_requests import make_request, request_summary, wait_for_answer
@@ -66,6 +67,9 @@ def _ask(
         request = wait_for_answer(access, name, seconds)
     answer = request_summary(request)
     if answer["state"] is None:
+        broken = condition_message(access.job(job), "JournalBroken")
+        if broken:
+            raise CliError(f"Runrequest {name} is not answered while the run's journal is broken: {broken}")
         raise CliError(
             f"No operator has answered runrequest {name} within {seconds:.0f} s; it stays and may be answered later: "
             f"kubectl get runrequest {name}."

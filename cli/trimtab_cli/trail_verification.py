@@ -263,7 +263,9 @@ def told_end(report: TrailReport) -> str:
     by = "its JournalAnchor" if report.anchored_until == report.vouched_until else "the TrainingJob's status"
     rest = report.head_seq - report.vouched_until
     behind = f"; the {rest} behind it are known to the bucket alone" if rest > 0 else ""
-    return f"record {report.vouched_until} is vouched for by {by}, outside the bucket, and so all before it{behind}"
+    whole = report.intact_until >= report.vouched_until
+    before = "and so all before it" if whole else f"but from record {report.intact_until + 1} on the chain is broken"
+    return f"record {report.vouched_until} is vouched for by {by}, outside the bucket, {before}{behind}"
 
 
 def told_versions(storage: StorageReport | None) -> str:

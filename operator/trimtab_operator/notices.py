@@ -42,6 +42,14 @@ _TITLES: Mapping[NoticeKind, str] = {
 }
 
 
+_ASKED_IN: Mapping[NoticeKind, RunPhase] = {
+    NoticeKind.PAUSED: RunPhase.HOLDING,
+    NoticeKind.APPROVAL_NEEDED: RunPhase.AWAITING_APPROVAL,
+    NoticeKind.NEEDS_HUMAN: RunPhase.NEEDS_HUMAN,
+}
+"""Notices that ask something, and the phase in which the answer is waited for."""
+
+
 def notice_of(record: JournalRecord) -> Notice | None:
     """The notice that a record is, if people are to hear of it."""
     kind = _kind(record)
@@ -76,13 +84,22 @@ def _kind(record: JournalRecord) -> NoticeKind | None:
 
 
 def still_news(state: RunState, now: str) -> tuple[Notice, ...]:
-    """What the run owes people and is young enough to matter; `now` is RFC 3339."""
+    """What the run owes people and still matters: young enough and, if it asks, not answered; `now` is RFC 3339."""
     moment = datetime.fromisoformat(now)
     return tuple(
         notice
         for notice in state.owed
         if (moment - datetime.fromisoformat(notice.time)).total_seconds() <= NEWS_SECONDS
+        and not _is_answered(state, notice)
     )
+
+
+def _is_answered(state: RunState, notice: Notice) -> bool:
+    asked_in = _ASKED_IN.get(notice.kind)
+    if asked_in is None:
+        return False
+    phases = state.incident.phases if state.incident is not None else ()
+    return state.phase is not asked_in or bool(phases and notice.time < phases[-1].time)
 
 
 def notice_key(run: RunId | None, notice: Notice) -> str:

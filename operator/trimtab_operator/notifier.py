@@ -7,7 +7,7 @@ reconcile. What became of it goes into the run's journal, so that the next opera
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -60,6 +60,16 @@ class Notifier:
         self._pause = pause
         self._queue: asyncio.Queue[_Letter] = asyncio.Queue(QUEUE_LENGTH)
         self._known: OrderedDict[str, NoticeOutcome | None] = OrderedDict()
+        self._owed: dict[RunId, frozenset[str]] = {}
+        self._withdrawn: set[str] = set()
+
+    def owe(self, run: RunId, notices: Sequence[Notice]) -> None:
+        """Send all that the run still has to say; of what it had to say before and has not now, nothing more."""
+        now = frozenset(notice_key(run, notice) for notice in notices if not notice.shared)
+        under_way = {key for key in self._owed.get(run, frozenset()) - now if self._is_under_way(key)}
+        self._withdrawn = (self._withdrawn | under_way) - now
+        self._owed[run] = now
+        self.offer(run, notices)
 
     def offer(self, run: RunId | None, notices: Iterable[Notice]) -> None:
         """Send what was not offered before; no run: it concerns all of them. Never waits."""
@@ -91,7 +101,9 @@ class Notifier:
                 log.exception("defect", run=str(letter.run or ""), kind=letter.notice.kind)
                 outcome = NoticeOutcome(id=letter.notice.id, delivered=False, message="given up: a defect")
             if outcome is None:
-                self._known.pop(letter.key, None)  # owed still, and offered again by whoever leads
+                # Withdrawn, or owed still and offered again by whoever leads.
+                self._known.pop(letter.key, None)
+                self._withdrawn.discard(letter.key)
                 continue
             self._known[letter.key] = outcome
             self._known.move_to_end(letter.key)
@@ -102,7 +114,7 @@ class Notifier:
         """Try until it is taken, refused or given up; None when this operator may not speak any more."""
         body, why = message_body(letter.run, letter.notice), ""
         for tries in range(1, MAX_TRIES + 1):
-            if not self._may_send():
+            if not self._may_send() or letter.key in self._withdrawn:
                 return None
             try:
                 await self._webhook.post(body)
@@ -117,6 +129,9 @@ class Notifier:
                 return NoticeOutcome(id=letter.notice.id, delivered=True, message=f"delivered at try {tries}")
         log.warning("notice not delivered", run=str(letter.run or ""), kind=letter.notice.kind, error=why)
         return NoticeOutcome(id=letter.notice.id, delivered=False, message=why)
+
+    def _is_under_way(self, key: str) -> bool:
+        return key in self._known and self._known[key] is None
 
     def _forget(self) -> None:
         """Of the oldest outcomes; what is under way is never forgotten."""

@@ -146,7 +146,7 @@ class Oversight:
     def tell(self, run: RunId, state: RunState, now: str) -> None:
         """Hand over what the run owes people; `now` is RFC 3339."""
         if self._notifier is not None:
-            self._notifier.offer(run, still_news(state, now))
+            self._notifier.owe(run, still_news(state, now))
 
     def outcomes(self, run: RunId, state: RunState) -> tuple[NoticeOutcome, ...]:
         """What became of what the run owes, for its journal."""

@@ -6,6 +6,7 @@ starts a reconcile, which reads the TrainingJob afresh and asks `remediation.adv
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,7 +52,6 @@ from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
 from trimtab_operator.signatures import AnchorSigner
-from trimtab_operator.status import ConditionRow
 from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
@@ -157,7 +157,7 @@ class RunReconciler:
 
     async def refuse(self, error: JournalBroken) -> None:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""
-        body = await self._warn((ConditionType.JOURNAL_BROKEN, True, Reason.JOURNAL_BROKEN, str(error)))
+        body = await self._told(lambda body: self._reporter.journal_broken(body, str(error)))
         self.gone = body is not None and body["metadata"].get("uid") != self.run.uid
 
     async def turn(self) -> None:
@@ -169,7 +169,8 @@ class RunReconciler:
         except TemporaryError as error:
             waiting = self._finish_pending(str(error))
             if waiting:
-                await self._warn((ConditionType.FINISH_PENDING, True, Reason.FINISH_PENDING, waiting))
+                row = (ConditionType.FINISH_PENDING, True, Reason.FINISH_PENDING, waiting)
+                await self._told(lambda body: self._reporter.warn(body, row))
             raise
 
     async def _turn(self) -> None:
@@ -431,7 +432,7 @@ class RunReconciler:
         await self.end("Deleted")
         return None
 
-    async def _warn(self, row: ConditionRow) -> KubernetesObject | None:
+    async def _told(self, tell: Callable[[KubernetesObject], Awaitable[None]]) -> KubernetesObject | None:
         """Say one thing on the TrainingJob while nothing else can be decided.
 
         Returns the object under the run's name, an empty one when there is none, None when that is not known now.
@@ -441,7 +442,7 @@ class RunReconciler:
         try:
             body = await self._ports.cluster.training_job(self.run.namespace, self.run.name)
             if body["metadata"]["uid"] == self.run.uid:
-                await self._reporter.warn(body, row)
+                await tell(body)
         except NotFound:
             return {"metadata": {}}
         except OperatorError as error:

@@ -19,7 +19,7 @@ from trimtab_operator.journal import wall_time
 from trimtab_operator.observation import MissingMetric
 from trimtab_operator.observer import Surveyed
 from trimtab_operator.reasons import ConditionType, Reason
-from trimtab_operator.run_state import RunState
+from trimtab_operator.run_state import UNKNOWN_PHASE, RunState
 from trimtab_operator.status import (
     ConditionRow,
     Status,
@@ -31,6 +31,8 @@ from trimtab_operator.status import (
 from trimtab_operator.story import event_of
 from trimtab_operator.workload import TrainingJobView
 
+INCIDENT_SECONDS = 30.0
+"""An open incident's object is looked at no less often: people answer by it, and somebody may have deleted it."""
 STATUS_SECONDS = 5.0
 """Step and loss alone are patched no more often than this."""
 
@@ -43,7 +45,7 @@ class Reporter:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._patched = 0.0
-        self._shown: dict[str, Status] = {}
+        self._shown: dict[str, tuple[Status, float]] = {}
 
     async def tell(self, body: KubernetesObject, record: JournalRecord) -> None:
         """Send the Event of a record, if it has one."""
@@ -60,10 +62,22 @@ class Reporter:
         """A TrainingJob that cannot be read: say which field, and wait for its next generation."""
         await self.warn(body, (ConditionType.READY, False, Reason.INVALID_SPEC, message))
 
-    async def warn(self, body: KubernetesObject, row: ConditionRow) -> None:
+    async def journal_broken(self, body: KubernetesObject, message: str) -> None:
+        """A run whose journal does not continue itself: nothing guards it, and its phase is not known."""
+        await self.warn(
+            body,
+            (ConditionType.JOURNAL_BROKEN, True, Reason.JOURNAL_BROKEN, message),
+            (ConditionType.GUARDED, False, Reason.JOURNAL_BROKEN, "no record is judged while the journal is broken"),
+            phase=UNKNOWN_PHASE,
+        )
+
+    async def warn(
+        self, body: KubernetesObject, row: ConditionRow, *further: ConditionRow, phase: str | None = None
+    ) -> None:
         """Say one thing beside what is shown, as a condition, the message and an Event, where nothing else is known.
 
-        Does nothing while the object says so already. Raises as `Cluster.patch_status`.
+        `further` conditions go with it. Does nothing while the object says so already. Raises as
+        `Cluster.patch_status`.
         """
         metadata = body["metadata"]
         before: Mapping[str, Any] = body.get("status") or {}
@@ -71,8 +85,14 @@ class Reporter:
         said = condition(row, metadata["generation"], wall_time(), known)
         if any(all(one.get(name) == said[name] for name in ("type", "status", "message")) for one in known):
             return
-        others = [one for one in known if one["type"] != said["type"]]
-        status = {"conditions": [*others, said], "message": said["message"]}
+        rows = [said, *(condition(one, metadata["generation"], wall_time(), known) for one in further)]
+        changed = {one["type"] for one in rows}
+        status: Status = {
+            "conditions": [*(one for one in known if one["type"] not in changed), *rows],
+            "message": said["message"],
+        }
+        if phase is not None:
+            status["phase"] = phase
         await self._cluster.patch_status(
             Kind.TRAINING_JOB, metadata["namespace"], metadata["name"], status, metadata["resourceVersion"]
         )
@@ -177,7 +197,9 @@ class Reporter:
         """Create the incident's object, append its plans, patch its status; each only when it changed."""
         status = incident_status(incident, state)
         shown: Status = {"plans": incident_plans(incident), "status": status}
-        if self._shown.get(incident.name) == shown:
+        known, looked = self._shown.get(incident.name, ({}, 0.0))
+        open_one = not incident.outcome
+        if known == shown and not (open_one and time.monotonic() >= looked + INCIDENT_SECONDS):
             return
         await self._cluster.create(incident_object(job, incident))
         try:
@@ -189,5 +211,7 @@ class Reporter:
             version = await self._cluster.patch_spec(
                 Kind.GUARD_INCIDENT, job.namespace, incident.name, {"plans": shown["plans"]}, version
             )
-        await self._cluster.patch_status(Kind.GUARD_INCIDENT, job.namespace, incident.name, status, version)
-        self._shown[incident.name] = shown
+        before: Mapping[str, Any] = found.get("status") or {}
+        if any(before.get(name) != value for name, value in status.items()):
+            await self._cluster.patch_status(Kind.GUARD_INCIDENT, job.namespace, incident.name, status, version)
+        self._shown[incident.name] = shown, time.monotonic()

@@ -132,25 +132,42 @@ def closed(state: RunState, outcome: str, time: str) -> RunState:
 
 
 def with_requests_done(state: RunState, time: str) -> RunState:
-    """Accepted requests are done when the run has taken up what they ask for."""
-    if not any(_is_done(state, request) for request in state.requests):
+    """Accepted requests are done when the run has taken up what they ask for, and abandoned when it cannot any more."""
+    if state.pending is not None or not any(one.state is RequestState.ACCEPTED for one in state.requests):
         return state
-    requests = tuple(
-        msgspec.structs.replace(request, state=RequestState.DONE, done_at=time) if _is_done(state, request) else request
-        for request in state.requests
-    )
-    return replace(state, requests=requests)
+    return replace(state, requests=tuple(_settled(state, one, time) for one in state.requests))
+
+
+def _settled(state: RunState, request: AnsweredRequest, time: str) -> AnsweredRequest:
+    if request.state is not RequestState.ACCEPTED:
+        return request
+    why = _why_abandoned(state, request)
+    if why:
+        message = f"{request.message}: this did not come about, for {why}"
+        return msgspec.structs.replace(request, state=RequestState.ABANDONED, message=message, done_at=time)
+    if _is_done(state, request):
+        return msgspec.structs.replace(request, state=RequestState.DONE, done_at=time)
+    return request
+
+
+def _why_abandoned(state: RunState, request: AnsweredRequest) -> str:
+    """Why what was accepted will not be done; empty while it still can, and where it is."""
+    if request.action in {RequestAction.STOP, RequestAction.REJECT}:
+        return ""
+    if state.ended:
+        return f"the run was {state.phase} before"
+    if request.action is RequestAction.ROLLBACK and state.phase is RunPhase.NEEDS_HUMAN:
+        return f"the run needs a person: {state.question}"
+    return ""
 
 
 def _is_done(state: RunState, request: AnsweredRequest) -> bool:
-    if request.state is not RequestState.ACCEPTED or state.pending is not None:
-        return False
     match request.action:
         case RequestAction.HOLD:
             incident = state.incident
             return state.phase is not RunPhase.HOLDING or (incident is not None and incident.held_step is not None)
         case RequestAction.SKIP:
-            return state.ended
+            return False
         case RequestAction.STOP:
             return state.phase is RunPhase.STOPPED
         case RequestAction.APPROVE:

@@ -172,6 +172,10 @@ class RequestAction(StrEnum):
     REJECT = "Reject"
 
 
+UNKNOWN_PHASE = "Unknown"
+"""What people are shown of a run whose journal is broken, for its phase is a fold of the journal."""
+
+
 class RequestState(StrEnum):
     """`status.state` of a RunRequest."""
 
@@ -179,6 +183,9 @@ class RequestState(StrEnum):
     REFUSED = "Refused"
     DONE = "Done"
     """What was asked for has been done, or has led to another question."""
+
+    ABANDONED = "Abandoned"
+    """It was accepted, and the run ended or asks a person before it was done."""
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):

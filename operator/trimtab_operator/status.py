@@ -11,7 +11,7 @@ from trimtab_operator.incident_view import incident_message
 from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.requests import how_to_answer
-from trimtab_operator.run_state import RESTORABLE, AnsweredRequest, RunPhase, RunState
+from trimtab_operator.run_state import RESTORABLE, AnsweredRequest, RequestAction, RunPhase, RunState
 from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
 
@@ -157,7 +157,9 @@ def _message(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequen
     if state.failure:
         return state.failure
     if state.phase is RunPhase.NEEDS_HUMAN:
-        return state.question
+        return _question(job, state)
+    if state.phase is RunPhase.STOPPED:
+        return _stopped_by(state)
     if state.phase is RunPhase.AWAITING_APPROVAL and state.incident is not None:
         return f"{incident_message(state.incident, state)} with `trimtab job approve {job.name}` or `reject`"
     if shown_phase(state) is RunPhase.PENDING and (job.spec.suspend or blockers):
@@ -168,6 +170,16 @@ def _message(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequen
         question = f"; the run is paused: {how_to_answer(job.name)}" if paused else ""
         return f"{state.incident.latch.message}{question}"
     return pods.trouble
+
+
+def _question(job: TrainingJobView, state: RunState) -> str:
+    how = how_to_answer(job.name)
+    return state.question if how in state.question else f"{state.question}; {how}"
+
+
+def _stopped_by(state: RunState) -> str:
+    asked = next((one for one in reversed(state.requests) if one.action is RequestAction.STOP), None)
+    return f"stopped: {asked.by} asked for it" if asked is not None else "stopped: a rule asks for it"
 
 
 def _conditions(

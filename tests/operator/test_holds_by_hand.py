@@ -149,3 +149,19 @@ def test_a_held_run_goes_back_only_where_a_person_says_what_shall_change_or_that
     else:
         assert run.state.phase is RunPhase.HOLDING
         assert "the plan would change nothing" in run.state.requests[-1].message
+
+
+def test_a_hold_and_a_rollback_that_a_stop_overtakes_are_not_called_done() -> None:
+    for action, wishes in (("Hold", Wishes()), ("Rollback", Wishes(step=5, unchanged=True))):
+
+        def ask(run: ScriptedRun, action: str = action, wishes: Wishes = wishes) -> None:
+            if run.ticks == 12:
+                run.ask(action, wishes=wishes)
+                run.ask("Stop")
+
+        run = play(HEALTHY, on_tick=ask)
+        check(run)
+        asked, stopped = run.state.requests
+        assert run.state.phase is RunPhase.STOPPED
+        assert (asked.state, stopped.state) == ("Abandoned", "Done")
+        assert asked.message.endswith("this did not come about, for the run was Stopped before")

@@ -1,17 +1,21 @@
 """Which records people are told of, and that no text of a trainer plays tricks with the channel it is shown in."""
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from run_fates import DAMAGED, records
+from run_states import incident
 from scripted_operator import play
 from scripted_world import ScriptedRun
 from trimtab_contract.journal import Actor, JournalRecord, Phase
 from trimtab_contract.keys import RunId
+from trimtab_operator.incidents import PhaseTime
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.notices import KEPT_NOTICES, escape, message_body, notice_key, notice_of, still_news
 from trimtab_operator.observation import NoticeOutcome
-from trimtab_operator.run_state import JournalAction, NoticeKind, RunState
+from trimtab_operator.run_state import JournalAction, NoticeKind, RunPhase, RunState
 
 RUN = RunId("lab", "demo", "uid")
 TIME = "2026-01-01T00:00:00+00:00"
@@ -79,6 +83,18 @@ def test_what_is_older_than_a_day_is_no_news() -> None:
     state = fold(RunState(), fired("Notify"))
     assert still_news(state, "2026-01-02T00:00:00+00:00") == state.owed
     assert still_news(state, "2026-01-02T00:00:01+00:00") == ()
+
+
+def test_a_question_that_is_answered_is_no_news() -> None:
+    waits = fact(JournalAction.TARGET_SELECTED, after={"phase": "AwaitingApproval"})
+    notice = notice_of(waits)
+    assert notice is not None
+    asked = replace(RunState(), phase=RunPhase.AWAITING_APPROVAL, owed=(notice,))
+    assert still_news(asked, notice.time) == (notice,)
+    assert still_news(replace(asked, phase=RunPhase.RESTORING), notice.time) == ()
+    later = PhaseTime(phase="AwaitingApproval", time="2026-01-01T00:00:01.000000+00:00")
+    next_plan = replace(asked, incident=msgspec.structs.replace(incident(), phases=(later,)))
+    assert still_news(next_plan, notice.time) == ()
 
 
 def test_the_key_depends_on_run_and_notice_and_on_nothing_else() -> None:

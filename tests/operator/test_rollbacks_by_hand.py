@@ -194,6 +194,7 @@ REFUSED = {
         Wishes(step=5, skip=(30, 40)),
         "the run ends with window 29, so windows 30 to 40",
     ),
+    "more than the run": (Wishes(step=5, skip=(6, 40)), "are 35, and the whole run trains on 30"),
 }
 
 
@@ -202,7 +203,7 @@ def test_a_rollback_that_cannot_be_is_refused_before_anything_is_touched(wishes:
     run = asked(wishes)
     (request,) = run.state.requests
     assert request.state is RequestState.REFUSED
-    assert request.message.startswith("Rollback is refused in phase Watching: ")
+    assert request.message.startswith("Rollback is refused: ")
     assert why in request.message
     assert run.state.phase is RunPhase.COMPLETED
     assert run.state.attempt == 1

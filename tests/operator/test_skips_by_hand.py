@@ -104,6 +104,10 @@ REFUSED = {
         "windows 0 to 25 begin in what is trained; go back behind them with Rollback",
     ),
     "behind the end": (Wishes(skip=(30, 31)), "the run ends with window 29, so windows 30 to 31 are none of its"),
+    "more than the run": (
+        Wishes(skip=(25, 999_999_999_999_999)),
+        "are 999999999999975, and the whole run trains on 30: what is skipped cannot be taken back",
+    ),
     "no windows": (Wishes(), "it names no windows"),
 }
 
@@ -113,7 +117,7 @@ def test_a_skip_that_cannot_be_is_refused_before_the_trainer_hears_of_it(wishes:
     run = asked(wishes)
     (request,) = run.state.requests
     assert request.state is RequestState.REFUSED
-    assert request.message.startswith("Skip is refused in phase Watching: ")
+    assert request.message.startswith("Skip is refused: ")
     assert why in request.message
     assert last_directive(run).skip == ()
     assert without(run)

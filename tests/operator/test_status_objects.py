@@ -133,7 +133,9 @@ def test_a_human_is_told_why_he_is_asked() -> None:
     status = shown(state)
     asked = condition(status, "NeedsHuman")
     assert asked is not None
-    assert asked["message"] == status["message"] == "3 rollbacks are spent"
+    assert asked["message"] == "3 rollbacks are spent"
+    how = "say how it goes on with `trimtab job resume demo`, `rollback` or `stop`"
+    assert status["message"] == f"3 rollbacks are spent; {how}"
     assert condition(shown(run_state()), "NeedsHuman") is None
 
 

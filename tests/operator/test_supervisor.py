@@ -86,6 +86,9 @@ async def test_a_run_whose_journal_was_altered_is_not_taken_and_says_so_until_it
     try:
         broken = await _condition(ports, ours, "JournalBroken")
         assert "the journal is broken at record 3" in broken["message"]
+        status = (await ports.cluster.training_job(ours, "demo"))["status"]
+        (guarded,) = [one for one in status["conditions"] if one["type"] == "Guarded"]
+        assert (status["phase"], guarded["status"], guarded["reason"]) == ("Unknown", "False", "JournalBroken")
         assert f"trimtab audit verify {run}" in broken["message"]
         assert dict(await ports.journal.read(run)) == {**whole, 2: altered}, "something was decided from it"
         events = api.kubectl("get", "events", f"--namespace={ours}", "-o=jsonpath={.items[*].reason}")
@@ -93,6 +96,7 @@ async def test_a_run_whose_journal_was_altered_is_not_taken_and_says_so_until_it
 
         object_store.client().put_object(Bucket=audit_bucket, Key=key, Body=whole[2])
         await _condition(ports, ours, "JournalBroken", gone=True)
+        assert (await ports.cluster.training_job(ours, "demo"))["status"]["phase"] == "Pending"
         assert len(await ports.journal.read(run)) > len(whole)
     finally:
         await supervisor.close()

@@ -33,6 +33,8 @@ class Sending:
 
     def __init__(self, webhook: HttpWebhook, may_send: Callable[[], bool] = lambda: True) -> None:
         self.waits: list[float] = []
+        self.go = asyncio.Event()
+        self.go.set()
         self.settled: asyncio.Queue[NoticeOutcome] = asyncio.Queue()
         self.notifier = Notifier(webhook, may_send=may_send, pause=self._pause)
         self.notifier.settled = lambda _run, _notice, outcome: self.settled.put_nowait(outcome)
@@ -41,6 +43,7 @@ class Sending:
 
     async def _pause(self, seconds: float) -> None:
         self.waits.append(seconds)
+        await self.go.wait()
 
     async def close(self) -> None:
         self._work.cancel()
@@ -93,6 +96,21 @@ async def test_it_is_given_up_after_a_bounded_number_of_tries(receiver: Receiver
     assert not outcome.delivered
     assert outcome.message == f"given up after {MAX_TRIES} tries: the webhook answers with status 500"
     assert len(receiver.received) == MAX_TRIES
+
+
+async def test_what_the_run_has_to_say_no_more_is_not_tried_again(receiver: Receiver, sending: Sending) -> None:
+    receiver.answers = [web.Response(status=500), web.Response()]
+    sending.go.clear()
+    sending.notifier.owe(RUN, (notice(1),))
+    while not sending.waits:
+        await asyncio.sleep(0.01)
+    sending.notifier.owe(RUN, (notice(2),))
+    assert (await sending.settled.get()).id == notice(2).id
+    sending.go.set()
+    while notice_key(RUN, notice(1)) in sending.notifier._known:  # pyright: ignore[reportPrivateUsage]
+        await asyncio.sleep(0.01)
+    assert sending.settled.empty()
+    assert len(receiver.received) == 2
 
 
 async def test_a_server_that_asks_for_time_gets_it(receiver: Receiver, sending: Sending) -> None:

@@ -44,7 +44,9 @@ SUMMARY = Path("build/demo/summary.json")
 def demo(
     form: OutputOption = Format.TEXT,
     summary: Annotated[Path | None, typer.Option("--summary", help="Where the summary goes.")] = None,
-    seconds: Annotated[float, typer.Option("--timeout", help="Give the job this many seconds.")] = 900.0,
+    seconds: Annotated[
+        float, typer.Option("--timeout", help="Give up when the job shows nothing new for this many seconds.")
+    ] = 300.0,
     operator: Annotated[
         bool, typer.Option("--operator/--no-operator", help="Install or upgrade the operator first.")
     ] = True,
@@ -81,7 +83,7 @@ def _follow(output: Output, access: Access, seconds: float) -> KubernetesObject:
     job: KubernetesObject = access.job(JOB)
     output.say(f"the job {JOB} trains; a stretch of its data is noise, and nobody was told", style="bold")
     with display(output) as shown:
-        for change in changes(access, JOB, seconds=seconds, final=FINAL_PHASES | {"NeedsHuman"}):
+        for change in changes(access, JOB, idle_seconds=seconds, final=FINAL_PHASES | {"NeedsHuman"}):
             if isinstance(change, str):
                 shown.event(change)
             else:
@@ -90,6 +92,12 @@ def _follow(output: Output, access: Access, seconds: float) -> KubernetesObject:
     summary = job_summary(job)
     if summary["phase"] != "Completed":
         said = f": {summary['message']}" if summary["message"] else ""
+        if summary["phase"] not in FINAL_PHASES | {"NeedsHuman"}:
+            raise CliError(
+                f"The job {JOB} showed nothing new for {seconds:g} s and is {summary['phase']} at step "
+                f"{summary['step'] or 0}{said}. It may still go on: follow it with `trimtab job watch {JOB}`, or give "
+                "the demo a longer --timeout."
+            )
         raise CliError(
             f"The job {JOB} is {summary['phase']} at step {summary['step'] or 0} instead of Completed{said}. "
             f"`trimtab job describe {JOB}` and the logs of its pods say more."

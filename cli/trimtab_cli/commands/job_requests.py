@@ -112,8 +112,10 @@ def reject(access: Access, name: str, plan: PlanOption = None) -> Spec:
 
 def _windows(text: str) -> dict[str, int]:
     found = _WINDOWS.fullmatch(text.strip())
-    if found is None or int(found[1]) > int(found[2]):
+    if found is None:
         raise UsageError(f"{text!r} are no windows: write them as FIRST-LAST, such as 480-505.")
+    if int(found[1]) > int(found[2]):
+        raise UsageError(f"{text!r} are no windows: the first, {found[1]}, is behind the last, {found[2]}.")
     return {"first": int(found[1]), "last": int(found[2])}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trimtab_operator.commands import Append, Command
 from trimtab_operator.observation import Observation, Request
 from trimtab_operator.requests import approval, hold, resume, rollback, skip, stop
-from trimtab_operator.requests.legal import LEGAL, refusal
+from trimtab_operator.requests.legal import LEGAL, refusal, why_nobody_is_asked
 from trimtab_operator.requests.records import refuse
 from trimtab_operator.run_state import RequestAction, RunState
 
@@ -35,6 +35,9 @@ _ACTIONS: Mapping[RequestAction, _Action] = {
 }
 
 
+_WITHOUT_ARGUMENTS = frozenset({RequestAction.HOLD, RequestAction.RESUME, RequestAction.STOP})
+
+
 def next_answer(state: RunState, observation: Observation) -> Command | None:
     """One record for each request, whatever is asked; a request that must wait lets later ones pass."""
     known = {one.uid for one in state.requests}
@@ -56,4 +59,9 @@ def _why_not(state: RunState, observation: Observation, request: Request, action
     if request.action not in LEGAL[state.phase] and not resume.lets_go(state, request):
         return refusal(state, request)
     why = action.why_not(state, observation, request)
-    return refusal(state, request, why) if why else ""
+    if not why:
+        return ""
+    if request.action in _WITHOUT_ARGUMENTS or why == why_nobody_is_asked(state):
+        return refusal(state, request, why)
+    # It is not the phase that is in the way: what is legal there would only mislead.
+    return f"{request.action} is refused: {why}"

@@ -31,4 +31,10 @@ def why_no_skip(state: RunState, observation: Observation, skip: tuple[int, int]
     end = ledger.window_of_step(observation.last_step) if observation.last_step else None
     if end is not None and first > end:
         return f"the run ends with window {end}, so windows {first} to {last} are none of its"
+    count = last - first + 1
+    if observation.last_step and count > observation.last_step:
+        return (
+            f"windows {first} to {last} are {count}, and the whole run trains on {observation.last_step}: what is "
+            "skipped cannot be taken back, so name no more than are damaged"
+        )
     return ""

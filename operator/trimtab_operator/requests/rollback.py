@@ -107,7 +107,10 @@ def _named(state: RunState, wishes: Wishes) -> Checkpoint | None:
 
 def _unknown(state: RunState, wishes: Wishes) -> str:
     if wishes.key:
-        return f"no checkpoint of this run has the manifest {wishes.key}"
+        return (
+            f"no checkpoint of this run has the manifest {wishes.key}: name a step, or the key of a manifest "
+            "(`trimtab checkpoint list -o json` has them)"
+        )
     steps = sorted({one.reference.step for one in state.checkpoints})
     known = ", ".join(str(step) for step in steps[-_SHOWN:])
     return f"no checkpoint is of step {wishes.step}; the newest are of steps {known}" if steps else "it has none yet"

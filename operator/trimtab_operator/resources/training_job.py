@@ -25,7 +25,7 @@ from trimtab_operator.resources.values import (
     list_map,
     validation,
 )
-from trimtab_operator.run_state import RunPhase
+from trimtab_operator.run_state import UNKNOWN_PHASE, RunPhase
 
 MAX_NAME = 52
 """Longest name of a TrainingJob: `<name>-<attempt>-<index>` is a host name of at most 63 characters."""
@@ -266,7 +266,9 @@ class TrainingJobStatus(Resource):
     """What the operator last knew; a cache of the journal for people."""
 
     observed_generation: Count | None = None
-    phase: RunPhase | None = None
+    phase: (
+        Annotated[str, Field(json_schema_extra={"enum": [*(phase.value for phase in RunPhase), UNKNOWN_PHASE]})] | None
+    ) = None
     step: Count | None = None
     loss: NumberText | None = None
     attempt: Count | None = None
