@@ -107,6 +107,7 @@ def drawn(chance: Random, writes: list[tuple[str, int]]) -> list[Schedule]:
     return found
 
 
+@pytest.mark.timeout(600)
 async def test_a_sample_of_the_schedules_on_real_parts_comes_to_what_the_simulated_run_comes_to(
     api: ControlPlane, stage: Stage, ports: Ports
 ) -> None:
