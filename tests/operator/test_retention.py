@@ -33,6 +33,18 @@ def test_the_newest_stay_whatever_their_state() -> None:
     assert [step for step, why in told.items() if "keepLast" in why] == [8_800, 9_000, 9_200]
 
 
+def test_the_checkpoint_that_a_first_plan_would_choose_is_always_there() -> None:
+    close = replace(SETTINGS, keep_last=1, near=100)
+    there: tuple[Checkpoint, ...] = ()
+    for step in range(0, 4_000, 20):
+        there = (*there, checkpoint(step, state="Certified"))
+        for judged in (step, step + 7, step + 19):
+            fates = review(run_state(checkpoints=there), close, judged)
+            there = tuple(fate.checkpoint for fate in fates if fate.kept)
+            old_enough = [one.reference.step for one in there if one.reference.step <= judged - close.near]
+            assert max(old_enough, default=0) == max(0, judged - close.near) // 20 * 20
+
+
 def test_two_certified_stay_however_old() -> None:
     certified = (checkpoint(200, state="Certified"), checkpoint(400, state="Certified"))
     later = tuple(checkpoint(step, state="Committed") for step in range(600, 40_000, 200))
