@@ -17,8 +17,8 @@ from trimtab_trainer.checkpointing.coordination import retried
 from trimtab_trainer.errors import StoreError
 
 PART_BYTES = 8 * 1024 * 1024
-PARTS_IN_FLIGHT = 4
-"""With the part being filled, 40 MiB at most beside the copy of the state."""
+PARTS_IN_FLIGHT = 3
+"""With the part being filled, 32 MiB at most beside the copy of the state."""
 
 Result = TypeVar("Result")
 
