@@ -2,10 +2,24 @@
 
 import base64
 import re
+from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
-from training_jobs import CHECKPOINT_ROOT, DATA, S3_IN_CLUSTER, Namespace, guard_policy, prepare_data, training_job
+from head_starts import HeadStart, head_start
+from sandbox_fixture import Cluster
+from training_jobs import (
+    CHECKPOINT_ROOT,
+    DATA,
+    S3_IN_CLUSTER,
+    Json,
+    Namespace,
+    guard_policy,
+    prepare_data,
+    training_job,
+)
+from trimtab_sandbox.cluster import SandboxInfo
 
 pytestmark = pytest.mark.node
 
@@ -14,6 +28,25 @@ STEPS = 30
 CLOSED_PORT = "http://10.244.0.1:8399"
 
 
+def _misconfigured() -> tuple[Json, Json]:
+    """Two jobs whose trainers refuse their configuration: wrong fields, and what only a look at the data shows."""
+    good = prepare_data()
+    wrong = {"steps": 0, "model": {"width": "wide"}, "gradientClip": -1, "replicaCheckEvry": 5}
+    fields, unreadable = training_job("fields", good, config=wrong), training_job("unreadable", good, steps=STEPS)
+    fault = {"attempt": 1, "step": 1, "rank": 0, "kind": "flipBit", "tensor": "nowhere"}
+    unreadable["spec"]["trainer"]["config"] |= {"globalBatch": 7, "faults": [fault]}
+    unreadable["spec"]["trainer"]["config"]["data"]["path"] = "/data/absent.bin"
+    return fields, unreadable
+
+
+@pytest.fixture(scope="module")
+def misconfigured(operator: Cluster, sandbox: SandboxInfo) -> Iterator[HeadStart]:
+    """Both jobs: their worlds start and fail while the job of the other test waits for what it lacks."""
+    with head_start(operator, sandbox, "misconfigured", guard_policy(), *_misconfigured()) as started:
+        yield started
+
+
+@pytest.mark.usefixtures("misconfigured")
 def test_a_job_waits_for_each_thing_it_lacks_and_starts_when_the_last_one_is_there(namespace: Namespace) -> None:
     """Secret, its key, its rights, endpoint, bucket, policy and image are all wrong, and are mended one by one."""
     job = training_job("waiting", prepare_data(), steps=STEPS)
@@ -54,18 +87,11 @@ def test_a_job_waits_for_each_thing_it_lacks_and_starts_when_the_last_one_is_the
     assert [(one.after or {})["reason"] for one in trail.of("WorldLost")] == ["Edited"]
 
 
-def test_every_wrong_field_of_the_trainer_is_named_at_once_and_an_edit_heals(namespace: Namespace) -> None:
+def test_every_wrong_field_of_the_trainer_is_named_at_once_and_an_edit_heals(misconfigured: HeadStart) -> None:
     """Both jobs fail cleanly, with all that is wrong, and run once they are corrected."""
-    good = prepare_data()
+    namespace, good = misconfigured(), prepare_data()
     (DATA / "short.bin").write_bytes(b"too short")
     (DATA / "short.bin").chmod(0o644)
-    wrong = {"steps": 0, "model": {"width": "wide"}, "gradientClip": -1, "replicaCheckEvry": 5}
-    fields, unreadable = training_job("fields", good, config=wrong), training_job("unreadable", good, steps=STEPS)
-    fault = {"attempt": 1, "step": 1, "rank": 0, "kind": "flipBit", "tensor": "nowhere"}
-    unreadable["spec"]["trainer"]["config"] |= {"globalBatch": 7, "faults": [fault]}
-    unreadable["spec"]["trainer"]["config"]["data"]["path"] = "/data/absent.bin"
-    namespace.apply(guard_policy(), fields, unreadable)
-
     said = _fails(namespace, "fields", "replicaCheckEvry: unknown field")
     for sentence in ("model.width: 'wide' must be a whole number", "steps: 0 must be", "gradientClip: -1"):
         assert sentence in said
@@ -73,16 +99,14 @@ def test_every_wrong_field_of_the_trainer_is_named_at_once_and_an_edit_heals(nam
     assert "globalBatch: 7 must be a multiple of the 2 ranks" in said
     assert "faults[0].tensor: there is no parameter 'nowhere'" in said
 
-    config = unreadable["spec"]["trainer"]["config"]
-    config |= {"globalBatch": 8, "faults": []}
+    healed = training_job("unreadable", good, steps=STEPS)
     for path, sentence in (("/data", "cannot be read"), ("/data/short.bin", "has 9 bytes")):
-        config["data"]["path"] = path
+        unreadable = deepcopy(healed)
+        unreadable["spec"]["trainer"]["config"]["data"]["path"] = path
         namespace.apply(unreadable)
         _fails(namespace, "unreadable", f"data.path: {path} {sentence}")
 
-    fields = training_job("fields", good, steps=STEPS)
-    config["data"]["path"] = f"/data/{good.name}"
-    namespace.apply(fields, unreadable)
+    namespace.apply(training_job("fields", good, steps=STEPS), healed)
     for job in ("fields", "unreadable"):
         namespace.wait_phase(job, "Completed")
         assert namespace.trail(job).state.restarts == 0

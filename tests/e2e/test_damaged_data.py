@@ -1,13 +1,26 @@
 """The loop on the real node: a damaged stretch of data is seen, rolled back, skipped past, and the run completes."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
+from head_starts import HeadStart, head_start
+from sandbox_fixture import Cluster
 from training_jobs import Namespace, guard_policy, prepare_data, training_job
+from trimtab_sandbox.cluster import SandboxInfo
 
 pytestmark = pytest.mark.node
 
 
+@pytest.fixture(scope="module")
+def late(operator: Cluster, sandbox: SandboxInfo) -> Iterator[HeadStart]:
+    """A job whose last five windows are noise."""
+    job = training_job("late", prepare_data(damage=[(195, 199)]), steps=200)
+    with head_start(operator, sandbox, "late", guard_policy(), job) as started:
+        yield started
+
+
+@pytest.mark.usefixtures("late")
 def test_a_damaged_stretch_is_rolled_back_and_skipped_whole_in_place(namespace: Namespace) -> None:
     """Six damaged windows, of which three are seen when the rule fires; no pod restarts."""
     data = prepare_data(damage=[(180, 185)])
@@ -46,10 +59,9 @@ def test_a_damaged_stretch_is_rolled_back_and_skipped_whole_in_place(namespace: 
         assert not any(entry.window in skipped for one, entry in log if one == rank and entry.attempt > 1)
 
 
-def test_damage_in_the_very_last_steps_is_judged_before_the_processes_may_exit(namespace: Namespace) -> None:
-    """The last five windows are noise: the run finishes its steps, and is rolled back all the same."""
-    data = prepare_data(damage=[(195, 199)])
-    namespace.apply(guard_policy(), training_job("late", data, steps=200))
+def test_damage_in_the_very_last_steps_is_judged_before_the_processes_may_exit(late: HeadStart) -> None:
+    """The run finishes its steps, and is rolled back all the same."""
+    namespace = late()
     namespace.wait_phase("late", "Completed")
 
     trail = namespace.trail("late")

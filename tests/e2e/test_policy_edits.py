@@ -1,12 +1,16 @@
 """Guard policies edited, broken and deleted while a job runs: the next record is judged by what is valid then."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from head_starts import HeadStart, head_start
+from sandbox_fixture import Cluster
 from surviving_history import assert_each_window_once, worlds
 from training_jobs import Namespace, guard_policy, prepare_data, training_job
 from trimtab_contract.keys import policy_text
+from trimtab_sandbox.cluster import SandboxInfo
 
 pytestmark = pytest.mark.node
 
@@ -40,6 +44,18 @@ def _edited(max_loss: float) -> dict[str, Any]:
     return policy
 
 
+@pytest.fixture(scope="module")
+def mistyped(operator: Cluster, sandbox: SandboxInfo) -> Iterator[HeadStart]:
+    """A job that stands for a while, with a rule whose metric never comes."""
+    policy = guard_policy()
+    policy["spec"]["rules"].append({"name": "typo", "metric": "grad_nrom", "range": {"max": 9}, "action": "Notify"})
+    slow = [{"attempt": 1, "step": 5, "rank": 0, "kind": "slow", "seconds": 55}]
+    job = training_job("typo", prepare_data(), steps=40, config={"faults": slow}, startupDeadline="50s")
+    with head_start(operator, sandbox, "mistyped", policy, job) as started:
+        yield started
+
+
+@pytest.mark.usefixtures("mistyped")
 def test_edits_take_effect_at_the_next_record_and_nothing_restarts(namespace: Namespace) -> None:
     """One job: edited, refused, broken, deleted; then damaged data, judged by the text that stayed in force."""
     data = prepare_data(damage=[DAMAGE])
@@ -112,13 +128,9 @@ def test_edits_take_effect_at_the_next_record_and_nothing_restarts(namespace: Na
     assert_each_window_once(namespace, "edited", STEPS, range(skip["first"], skip["last"] + 1))
 
 
-def test_a_rule_on_a_metric_that_never_comes_is_said_with_the_nearest_name(namespace: Namespace) -> None:
+def test_a_rule_on_a_metric_that_never_comes_is_said_with_the_nearest_name(mistyped: HeadStart) -> None:
     """A mistyped metric is no healthy metric; the sentence names the one that was meant."""
-    policy = guard_policy()
-    policy["spec"]["rules"].append({"name": "typo", "metric": "grad_nrom", "range": {"max": 9}, "action": "Notify"})
-    slow = [{"attempt": 1, "step": 5, "rank": 0, "kind": "slow", "seconds": 45}]
-    job = training_job("typo", prepare_data(), steps=40, config={"faults": slow}, startupDeadline="40s")
-    namespace.apply(policy, job)
+    namespace = mistyped()
     condition = _condition(namespace, "MetricMissing", "True", job="typo")
     assert "rule guard/typo" in condition["message"]
     assert "did you mean grad_norm?" in condition["message"]
