@@ -1,29 +1,14 @@
 """People's hands on a run on the real node: a hold, data skipped ahead of time, a plan that waits for approval."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from training_jobs import Namespace, guard_policy, prepare_data, training_job
+from typed_commands import trimtab
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 STEPS = 600
 SKIPPED_AHEAD = (420, 425)
 DAMAGED = (480, 485)
-
-
-def trimtab(namespace: Namespace, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a person types, in the job's namespace."""
-    return subprocess.run(
-        [sys.executable, "-m", "trimtab_cli", *arguments, "--namespace", namespace.name],
-        env={**os.environ, **namespace.cluster.environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 def test_a_run_is_held_let_go_and_rolled_back_only_when_a_person_approves_the_plan(namespace: Namespace) -> None:
