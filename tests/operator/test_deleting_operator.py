@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from control_plane_fixture import ControlPlane
 from judged_runs import healthy, losses
@@ -86,7 +87,7 @@ async def _train(ports: Ports, redis_server: RedisServer, run: RunId, saved: lis
         directive = await ports.bus.directive(run)
         await asyncio.sleep(0.05)
 
-    def said(state: AckState, **fields: object) -> Ack:
+    def said(state: AckState, **fields: Any) -> Ack:
         return ack(state, epoch=directive.epoch, seq=directive.seq, step=STEPS, **fields)
 
     with redis_server.client() as client:
