@@ -3,7 +3,13 @@
 from hypothesis import settings
 from object_store_fixture import object_store
 from redis_fixture import redis_server
-from sandbox_fixture import cluster, pytest_collection_modifyitems, replaced_sandbox, sandbox
+from sandbox_fixture import (
+    cluster,
+    pytest_collection_modifyitems,
+    pytest_terminal_summary,
+    replaced_sandbox,
+    sandbox,
+)
 from task_stacks import pytest_timeout_set_timer
 from training_jobs import namespace, operator
 
@@ -13,6 +19,7 @@ __all__ = [
     "object_store",
     "operator",
     "pytest_collection_modifyitems",
+    "pytest_terminal_summary",
     "pytest_timeout_set_timer",
     "redis_server",
     "replaced_sandbox",

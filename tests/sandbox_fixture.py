@@ -47,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "replaced_sandbox" in getattr(item, "fixturenames", ()))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show why a test was tried once more: what fails only sometimes is a fault all the same."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"first try of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @dataclass(frozen=True)
 class Cluster:
     """``kubectl`` on the sandbox, in one namespace."""
