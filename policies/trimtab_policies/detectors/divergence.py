@@ -112,18 +112,21 @@ class LevelDistances:
     """How far levels `apart` records from each other lie from a curve, which is where their weighted sum is zero."""
 
     def __init__(self, apart: int, weights: tuple[float, ...], settle_records: int) -> None:
-        self._apart = apart
-        self._weights = weights
+        self._weights = tuple((place * apart, weight) for place, weight in enumerate(weights))
+        """Each with its place among the levels."""
         self._levels: deque[float] = deque(maxlen=(len(weights) - 1) * apart + 1)
         self._distances = MedianWindow(LEVEL_DISTANCES)
         self._scale = NORMAL_DEVIATION / math.hypot(*weights) / MEDIAN_NOISE * math.sqrt(settle_records)
 
     def append(self, level: float) -> None:
         """The next level."""
-        levels, apart = self._levels, self._apart
+        levels = self._levels
         levels.append(level)
         if len(levels) == levels.maxlen:
-            self._distances.append(abs(sum(weight * levels[n * apart] for n, weight in enumerate(self._weights))))
+            distance = 0.0
+            for place, weight in self._weights:
+                distance += weight * levels[place]
+            self._distances.append(abs(distance))
 
     @property
     def noise(self) -> float:
@@ -213,7 +216,10 @@ class DivergenceDetector:
         """How noisy the metric is now; None while that is not known."""
         if len(self._distances.ordered) < FEWEST_DISTANCES:
             return None
-        return max(NORMAL_NOISE * self._distances.median, *(levels.noise for levels in self._level_distances))
+        noise = NORMAL_NOISE * self._distances.median
+        for levels in self._level_distances:
+            noise = max(noise, levels.noise)
+        return noise
 
     def _level(self) -> Level:
         recent = self._recent.median if self._recent.is_full else None
