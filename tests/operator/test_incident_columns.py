@@ -4,12 +4,15 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from control_plane_fixture import ControlPlane
 from operator_objects import training_job
 from run_states import POLICY, SETTINGS, incident, latch, reference, run_state
 from trimtab_contract.directives import LearningRateOverride
+from trimtab_operator import reporter
 from trimtab_operator.incident_view import incident_message, incident_object, incident_status
 from trimtab_operator.incidents import Asked, Incident, Plan, SkipRange, hashed
+from trimtab_operator.reconciler import Ports
 from trimtab_operator.run_state import RunPhase, RunState
 from trimtab_operator.workload import TrainingJobView
 
@@ -92,3 +95,25 @@ def test_what_an_incident_says_is_what_it_waits_for() -> None:
     assert incident_status(found, state_of(found, RunPhase.PROBATION))["skip"] == "179-190"
     approval = incident_status(one, state_of(one, RunPhase.AWAITING_APPROVAL))["approval"]
     assert approval == {"planHash": one.plan.hash, "deadline": DEADLINE, "approvedBy": None}
+
+
+async def test_an_open_incident_that_somebody_deletes_is_shown_again_and_a_closed_one_is_not(
+    api: ControlPlane, ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """People answer by the object; what is over may be tidied away."""
+    monkeypatch.setattr(reporter, "INCIDENT_SECONDS", 0.0)
+    (namespace,) = ports.namespaces
+    api.apply(training_job("demo", namespace))
+    body = await ports.cluster.training_job(namespace, "demo")
+    job, voice = TrainingJobView.of(body), reporter.Reporter(ports.cluster)
+    one = waiting()
+    for _ in range(2):
+        await voice._show(job, one, state_of(one, RunPhase.AWAITING_APPROVAL))
+        assert (await ports.cluster.guard_incident(namespace, one.name))["spec"]["plans"]
+        api.kubectl("delete", "guardincident", one.name, f"--namespace={namespace}")
+    over = msgspec.structs.replace(one, outcome="Recovered")
+    await voice._show(job, over, run_state(closed=(over,)))
+    api.kubectl("delete", "guardincident", one.name, f"--namespace={namespace}")
+    await voice._show(job, over, run_state(closed=(over,)))
+    left = api.kubectl("get", "guardincidents", f"--namespace={namespace}", "--output=name")
+    assert left == ""
