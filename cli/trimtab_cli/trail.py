@@ -119,7 +119,7 @@ def examine(
         records=chain.records,
         head_seq=chain.head_seq,
         head_hash=chain.head_hash,
-        intact_until=_intact_until(bodies),
+        intact_until=intact_until(bodies),
         vouched_until=max(told, anchored),
         anchored_until=anchored,
         snapshots=snapshots.computed,
@@ -197,7 +197,8 @@ def _check_vouched(
     return seq, ()
 
 
-def _intact_until(bodies: Sequence[tuple[int, bytes]]) -> int:
+def intact_until(bodies: Sequence[tuple[int, bytes]]) -> int:
+    """The last sequence number up to which the chain is unbroken."""
     previous, expected = GENESIS, 1
     for seq, body in bodies:
         try:

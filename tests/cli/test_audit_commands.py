@@ -103,6 +103,8 @@ def test_a_record_changed_in_the_bucket_is_found(audit: Audit) -> None:
     code, answer = verify(audit)
     assert code == 1
     assert answer["intactUntil"] == 7
+    told = audit.trimtab("audit", "show", str(audit.run)).stderr
+    assert "the chain is broken behind record 7: do not trust what is told of it and of what follows" in told
 
 
 def test_a_record_taken_out_of_the_bucket_is_found(audit: Audit) -> None:
@@ -126,6 +128,7 @@ def test_the_trail_of_a_deleted_job_is_found_by_its_name(audit: Audit) -> None:
     result = audit.trimtab("audit", "show", "demo")
     assert result.exit_code == 0, result.stderr
     assert "operator operator-1 leads this run" in result.stdout
+    assert "broken" not in result.stderr
     assert len(result.stdout.splitlines()) == len(rollback_trail())
 
 

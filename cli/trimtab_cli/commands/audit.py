@@ -14,7 +14,7 @@ from trimtab_cli.errors import NotFound, UsageError
 from trimtab_cli.narrative import incident_story, record_line, record_row
 from trimtab_cli.options import OutputOption, RunArgument
 from trimtab_cli.output import Format, Output
-from trimtab_cli.trail import read_trail
+from trimtab_cli.trail import intact_until, read_trail
 from trimtab_cli.trail_file import names_file, pack, unpack
 from trimtab_cli.trail_verification import (
     Verified,
@@ -58,6 +58,10 @@ def show(
     with output.busy("reading the trail"):
         bodies = access.journal(run)
         trail = read_trail(bodies)
+    whole = intact_until(bodies)
+    if whole < len(bodies):
+        broken = f"the chain is broken behind record {whole}: do not trust what is told of it and of what follows"
+        output.say(f"{broken}; `trimtab audit verify {job}` says what is wrong", "bold red")
     if incident is None:
         rows = [record_row(one, record_hash(body)) for one, (_, body) in zip(trail.records, bodies, strict=True)]
         output.result(rows, lambda: _lines(output, [record_line(one) for one in trail.records]))

@@ -51,7 +51,9 @@ def accept(state: RunState, observation: Observation, request: Request) -> Appen
     if target is not None:
         wishes = msgspec.structs.replace(wishes, step=target.reference.step, key=target.reference.key)
     place = f"step {target.reference.step}" if target else "the newest trustworthy checkpoint before the damage"
-    message = f"the run goes back to {place}{_changes(wishes)}"
+    approval = state.incident is not None and state.incident.latch.remediation.approval_seconds is not None
+    first = "; its plan waits for an approval first" if approval else ""
+    message = f"the run goes back to {place}{_changes(wishes)}{first}"
     if state.phase is _P.HOLDING:
         return accepted(state, request, message, _P.DIAGNOSING, wishes=wishes)
     if state.phase is _P.NEEDS_HUMAN and state.incident is not None:
