@@ -27,18 +27,21 @@ from trimtab_sandbox.build import Binaries, ensure_binaries
 from trimtab_sandbox.commands import Progress, wait_until
 from trimtab_sandbox.credentials import Credentials, ensure_credentials
 from trimtab_sandbox.environment import environment
-from trimtab_sandbox.errors import SandboxDownError, SandboxHeldError, UnknownProcessError
+from trimtab_sandbox.errors import SandboxDownError, SandboxHeldError, UnknownProcessError, UnsupportedMachineError
 from trimtab_sandbox.kubeconfig import API_SERVER, Kubectl, write_kubeconfigs
 from trimtab_sandbox.processes import Component, ManagedProcess, read_records, spawn
 from trimtab_sandbox.settings import (
     API_PORT,
     BRIDGE_ADDRESS,
+    CACHE_VARIABLE,
     HOME_VARIABLE,
     NODE_NAME,
+    POD_TEMPORARY,
     SYSTEM_NAMESPACE,
     Layout,
     Options,
     default_home,
+    python_prefixes,
 )
 
 PROCESS_NAMES = (
@@ -215,6 +218,8 @@ def up(options: Options | None = None, progress: Progress = _silent) -> SandboxI
     """
     options = options or Options()
     packages.check_machine()
+    if options.mounted:
+        _refuse_hidden_python(python_prefixes())
     packages.ensure_packages(progress)
     binaries = ensure_binaries(options.repository, options.cache, progress)
     begun = time.monotonic()
@@ -241,6 +246,16 @@ def up(options: Options | None = None, progress: Progress = _silent) -> SandboxI
 
 def _shown_tree(options: Options) -> str:
     return str(options.repository) if options.mounted else ""
+
+
+def _refuse_hidden_python(prefixes: Sequence[Path]) -> None:
+    # What a container mounts there hides what this machine has, and its programs would only be called missing.
+    hidden = [str(prefix) for prefix in prefixes if prefix.is_relative_to(POD_TEMPORARY)]
+    if hidden:
+        raise UnsupportedMachineError(
+            f"Pods have a {POD_TEMPORARY} of their own, so they cannot see the Python in {', '.join(hidden)}: "
+            f"set {CACHE_VARIABLE} to a directory elsewhere."
+        )
 
 
 def _refuse_other_tree(layout: Layout, options: Options) -> None:

@@ -29,6 +29,7 @@ S3_REGION = "us-east-1"
 
 HOME_VARIABLE = "TRIMTAB_SANDBOX_HOME"
 CACHE_VARIABLE = "TRIMTAB_CACHE"
+POD_TEMPORARY = Path("/tmp")  # noqa: S108 -- the place itself is meant
 RUNTIME_DIRECTORY = Path("/run/trimtab-sandbox")
 """Machine-wide, not per home: bridge and addresses are fixed, so the lock must be one for the machine."""
 

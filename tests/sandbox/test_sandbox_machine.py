@@ -11,6 +11,7 @@ import pytest
 from trimtab_sandbox import packages
 from trimtab_sandbox.__main__ import main
 from trimtab_sandbox.build import ensure_binaries
+from trimtab_sandbox.cluster import _refuse_hidden_python
 from trimtab_sandbox.errors import MissingToolError, UnsupportedMachineError
 from trimtab_sandbox.packages import check_machine, ensure_packages, find
 from trimtab_sandbox.settings import CACHE_VARIABLE, HOME_VARIABLE, Options
@@ -26,6 +27,12 @@ def test_another_system_than_linux_is_told_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UnsupportedMachineError, match=r"darwin.*--context NAME"):
         check_machine()
+
+
+def test_a_python_that_pods_could_not_see_is_told_where_to_go() -> None:
+    with pytest.raises(UnsupportedMachineError, match=r"in /tmp/cache/env: set TRIMTAB_CACHE to a directory elsewhere"):
+        _refuse_hidden_python((Path("/opt/python"), Path("/tmp/cache/env")))
+    _refuse_hidden_python((Path("/opt/python"), Path("/tmpfs/env")))
 
 
 def test_missing_packages_are_named_at_once_where_there_is_no_apt(
