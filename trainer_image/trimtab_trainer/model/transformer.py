@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.model.attention import AttentionResult, causal_attention, infinite_beyond_resolution
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
@@ -209,6 +210,28 @@ class Transformer(nn.Module):
         return tuple(
             (tuple(attention.query.parameters()), tuple(attention.key.parameters())) for attention in attentions
         )
+
+    def attention_heads(self) -> tuple[AttentionHeads, ...]:
+        """Return, per layer, which parameters make the logits of each head: what QK-Clip may scale."""
+        found: list[AttentionHeads] = []
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            heads = block.attention.heads
+            found.append(
+                AttentionHeads(
+                    kind="multiHead",
+                    heads=heads,
+                    parameters=tuple(
+                        HeadParameter(f"blocks.{layer}.attention.{part}.{name}", parameter, part, heads)
+                        for part, module in (
+                            (LogitPart.QUERY, block.attention.query),
+                            (LogitPart.KEY, block.attention.key),
+                        )
+                        for name, parameter in module.named_parameters()
+                    ),
+                )
+            )
+        return tuple(found)
 
     def _check(self, tokens: Tensor, sample_ids: Tensor | None) -> None:
         if tokens.shape[1] > self.config.sequence:

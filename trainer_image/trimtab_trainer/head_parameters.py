@@ -1,0 +1,58 @@
+"""What the model tells QK-Clip: which parameters make the logits of each attention head, and in which role.
+
+A head's logit is the scaled product of its query and its key. How a factor on the logit may be shared out among the
+weights depends on who else uses them, so each parameter says what part of the product it makes:
+
+* `multiHead` (QUERY, KEY): the root of the factor on both.
+* `groupedQuery` (QUERY, SHARED_KEY): the whole factor on the query, for other heads use the key too.
+* `latent` (CONTENT_QUERY, CONTENT_KEY, ROTARY_QUERY, SHARED_KEY): the root of the factor on both contents, the whole
+  factor on the rotary query.
+
+A SHARED_KEY is named for completeness; no head may scale it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from torch import Tensor
+
+AttentionKind = Literal["multiHead", "groupedQuery", "latent"]
+
+
+class LogitPart(StrEnum):
+    """What of a logit a parameter makes."""
+
+    QUERY = "query"
+    KEY = "key"
+    CONTENT_QUERY = "contentQuery"
+    CONTENT_KEY = "contentKey"
+    ROTARY_QUERY = "rotaryQuery"
+    SHARED_KEY = "sharedKey"
+    """The key of several heads: of a group, or the rotary key that all heads share."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadParameter:
+    """A weight [heads * rows, inputs] or bias [heads * rows] whose consecutive blocks of rows belong to one head each.
+
+    `name` is the parameter's name in the model; `heads` is the number of blocks, for a SHARED_KEY that of the keys.
+    """
+
+    name: str
+    parameter: Tensor
+    part: LogitPart
+    heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionHeads:
+    """One attention layer: its kind, its number of query heads, and every parameter that makes its logits."""
+
+    kind: AttentionKind
+    heads: int
+    parameters: tuple[HeadParameter, ...]
+
+    def of(self, part: LogitPart) -> tuple[HeadParameter, ...]:
+        """The parameters (weight, then bias if any) that make one part."""
+        return tuple(parameter for parameter in self.parameters if parameter.part is part)
