@@ -52,6 +52,7 @@ from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
 from trimtab_operator.signatures import AnchorSigner
+from trimtab_operator.status import Situation
 from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
@@ -321,14 +322,21 @@ class RunReconciler:
         if surveyed.pods.state is PodsState.STARTING and not surveyed.pods.trouble:
             self._next_resync = min(self._next_resync, time.monotonic() + STARTING_SECONDS)
         self._check_lease()
-        missing = self._missing_metrics(surveyed, job)
-        waiting = self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers))
-        pending = self._anchors.problem
+        await self._reporter.report(body, job, self.state, self._situation(surveyed, job), surveyed.requests)
+
+    def _situation(self, surveyed: Surveyed, job: TrainingJobView) -> Situation:
         hold = self._ports.oversight.held()
-        held = hold.message if hold is not None and hold.id else ""
-        undeleted, behind = self._remover.trouble, self._acks.behind(self.state)
-        await self._reporter.report(
-            body, job, self.state, surveyed, self._judge.last, missing, waiting, pending, held, undeleted, behind
+        return Situation(
+            pods=surveyed.pods,
+            blockers=surveyed.blockers,
+            outdated=surveyed.guard.outdated,
+            missing_metrics=self._missing_metrics(surveyed, job),
+            last=self._judge.last,
+            finish_pending=self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers)),
+            anchor_pending=self._anchors.problem,
+            automation_held=hold.message if hold is not None and hold.id else "",
+            deletion_pending=self._remover.trouble,
+            checkpoints_behind=self._acks.behind(self.state),
         )
 
     def _finish_pending(self, trouble: str) -> str:

@@ -4,24 +4,23 @@ All of it is derived. What cannot be written now is written at the next reconcil
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 from trimtab_contract.journal import JournalRecord
-from trimtab_contract.metrics import MetricRecord
 
 from trimtab_operator.adapters.ports import Cluster, EventType, Kind, KubernetesObject
 from trimtab_operator.errors import NotFound, OperatorError
 from trimtab_operator.incident_view import incident_object, incident_plans, incident_status
 from trimtab_operator.incidents import Incident
 from trimtab_operator.journal import wall_time
-from trimtab_operator.observation import MissingMetric
-from trimtab_operator.observer import Surveyed
+from trimtab_operator.observer import SeenRequest
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.run_state import UNKNOWN_PHASE, RunState
 from trimtab_operator.status import (
     ConditionRow,
+    Situation,
     Status,
     condition,
     job_status,
@@ -104,72 +103,27 @@ class Reporter:
         body: KubernetesObject,
         job: TrainingJobView,
         state: RunState,
-        surveyed: Surveyed,
-        last: MetricRecord | None,
-        missing_metrics: tuple[MissingMetric, ...],
-        finish_pending: str,
-        anchor_pending: str = "",
-        automation_held: str = "",
-        deletion_pending: str = "",
-        checkpoints_behind: str = "",
+        situation: Situation,
+        requests: Sequence[SeenRequest],
     ) -> None:
-        """Bring the TrainingJob's status and the run's GuardIncidents up to date."""
+        """Bring the TrainingJob's status, the run's GuardIncidents and the answers to its RunRequests up to date."""
         try:
             for incident in (*state.closed, *((state.incident,) if state.incident else ())):
                 await self._show(job, incident, state)
-            await self._answer(job, state, surveyed)
-            await self._patch(
-                body,
-                job,
-                state,
-                surveyed,
-                last,
-                missing_metrics,
-                finish_pending,
-                anchor_pending,
-                automation_held,
-                deletion_pending,
-                checkpoints_behind,
-            )
+            await self._answer(job, state, requests)
+            await self._patch(body, job, state, situation)
         except OperatorError as error:
             log.warning("status not written", run=str(job.run), error=str(error))
 
-    async def _patch(
-        self,
-        body: KubernetesObject,
-        job: TrainingJobView,
-        state: RunState,
-        surveyed: Surveyed,
-        last: MetricRecord | None,
-        missing_metrics: tuple[MissingMetric, ...],
-        finish_pending: str,
-        anchor_pending: str,
-        automation_held: str,
-        deletion_pending: str,
-        checkpoints_behind: str,
-    ) -> None:
+    async def _patch(self, body: KubernetesObject, job: TrainingJobView, state: RunState, situation: Situation) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
-        status = job_status(
-            job,
-            state,
-            pods=surveyed.pods,
-            blockers=surveyed.blockers,
-            outdated=surveyed.guard.outdated,
-            missing_metrics=missing_metrics,
-            finish_pending=finish_pending,
-            anchor_pending=anchor_pending,
-            automation_held=automation_held,
-            deletion_pending=deletion_pending,
-            checkpoints_behind=checkpoints_behind,
-            last=last,
-            now=wall_time(),
-            before=list(before.get("conditions") or []),
-        )
+        known: list[Status] = list(before.get("conditions") or [])
+        status = job_status(job, state, situation, now=wall_time(), before=known)
         changed = {name for name, value in status.items() if before.get(name) != value}
         if not changed:
             return
         # Before the status that keeps it from being said again.
-        for reason, message in newly_wrong(status["conditions"], before.get("conditions") or []):
+        for reason, message in newly_wrong(status["conditions"], known):
             await self._cluster.event(body, EventType.WARNING, reason, message)
         recently = time.monotonic() - self._patched < STATUS_SECONDS
         if recently and changed <= {"step", "loss", "journal", "checkpoint"} and not state.ended:
@@ -179,10 +133,10 @@ class Reporter:
         )
         self._patched = time.monotonic()
 
-    async def _answer(self, job: TrainingJobView, state: RunState, surveyed: Surveyed) -> None:
+    async def _answer(self, job: TrainingJobView, state: RunState, requests: Sequence[SeenRequest]) -> None:
         """Patch the status of the RunRequests that the journal has answered, each only when it changed."""
         answered = {one.uid: one for one in state.requests}
-        for seen in surveyed.requests:
+        for seen in requests:
             if seen.request.uid not in answered:
                 continue
             status = request_status(answered[seen.request.uid])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trimtab_contract.metrics import MetricRecord
@@ -37,44 +38,50 @@ _TOLD_AT_ONCE = frozenset({ConditionType.ANCHOR_PENDING.value, ConditionType.CHE
 _TRAINS = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
 
 
-def job_status(
-    job: TrainingJobView,
-    state: RunState,
-    *,
-    pods: Pods,
-    blockers: Sequence[Blocker],
-    outdated: Sequence[GuardProblem],
-    missing_metrics: Sequence[MissingMetric],
-    finish_pending: str,
-    last: MetricRecord | None,
-    now: str,
-    before: Sequence[Status],
-    anchor_pending: str = "",
-    automation_held: str = "",
-    deletion_pending: str = "",
-    checkpoints_behind: str = "",
-) -> Status:
-    """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is to be reported of a run beside the fold of its journal; a sentence is empty while all is well."""
 
-    `finish_pending` says what a finished world has waited for too long, if it has; `anchor_pending` why the end of
-    the journal is not known outside its bucket; `automation_held` why no rollback and no restart begins;
-    `deletion_pending` why checkpoints that nothing needs are still there; `checkpoints_behind` what the trainer says of
-    checkpoints that do not get stored.
-    """
+    pods: Pods
+    blockers: tuple[Blocker, ...] = ()
+    outdated: tuple[GuardProblem, ...] = ()
+    """Policies of which not the newest text judges, and why."""
+    missing_metrics: tuple[MissingMetric, ...] = ()
+    last: MetricRecord | None = None
+    """The last judged record."""
+    finish_pending: str = ""
+    """What a finished world has waited for too long."""
+    anchor_pending: str = ""
+    """Why the end of the journal is not known outside its bucket."""
+    automation_held: str = ""
+    """Why no rollback and no restart begins."""
+    deletion_pending: str = ""
+    """Why checkpoints that nothing needs are still there."""
+    checkpoints_behind: str = ""
+    """What the trainer says of checkpoints that do not get stored."""
+
+    def when_over(self) -> "Situation":
+        """The same without what a run needs only while it goes on."""
+        return replace(self, blockers=(), outdated=(), missing_metrics=(), automation_held="", checkpoints_behind="")
+
+
+def job_status(
+    job: TrainingJobView, state: RunState, situation: Situation, *, now: str, before: Sequence[Status]
+) -> Status:
+    """The TrainingJob's status. `before` are the conditions it shows now: unchanged ones keep their times."""
     guard = state.guards[-1] if state.guards else None
     over = state.ended or state.phase is RunPhase.FAILED
-    if over:
-        blockers, outdated, missing_metrics = (), (), ()
+    seen = situation.when_over() if over else situation
     conditions = [
         condition(row, job.generation, now, before)
         for row in (
-            *_conditions(job, state, pods, blockers, before),
-            *_guard_conditions(state, blockers, outdated, missing_metrics, before),
-            *_end_conditions(state, finish_pending),
-            *_anchor_conditions(anchor_pending),
-            *_deletion_conditions(deletion_pending),
-            *_behind_conditions("" if over else checkpoints_behind),
-            *_automation_conditions("" if over else automation_held, before),
+            *_conditions(job, state, seen, before),
+            *_guard_conditions(state, seen, before),
+            *_end_conditions(state, seen.finish_pending),
+            *_anchor_conditions(seen.anchor_pending),
+            *_deletion_conditions(seen.deletion_pending),
+            *_behind_conditions(seen.checkpoints_behind),
+            *_automation_conditions(seen.automation_held, before),
         )
     ]
     status: Status = {
@@ -86,7 +93,7 @@ def job_status(
         "restarts": state.restarts,
         "checkpoint": _newest_checkpoint(state),
         "incident": state.incident.name if state.incident else None,
-        "message": printable(_message(job, state, pods, blockers), 1000) or None,
+        "message": printable(_message(job, state, seen), 1000) or None,
         "journal": {"seq": state.seq, "hash": state.head},
         "conditions": _as_at_the_end(conditions, before) if over else conditions,
     }
@@ -101,6 +108,7 @@ def job_status(
             }
             for one in guard.policies
         ]
+    last = seen.last
     if last is not None:
         loss = last.scalars.get("loss")
         status["step"] = last.step
@@ -153,7 +161,7 @@ def _newest_checkpoint(state: RunState) -> str | None:
     return f"{usable[-1].reference.step} {usable[-1].state.value}" if usable else None
 
 
-def _message(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker]) -> str:
+def _message(job: TrainingJobView, state: RunState, seen: Situation) -> str:
     if state.failure:
         return state.failure
     if state.phase is RunPhase.NEEDS_HUMAN:
@@ -162,14 +170,14 @@ def _message(job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequen
         return _stopped_by(state)
     if state.phase is RunPhase.AWAITING_APPROVAL and state.incident is not None:
         return f"{incident_message(state.incident, state)} with `trimtab job approve {job.name}` or `reject`"
-    if shown_phase(state) is RunPhase.PENDING and (job.spec.suspend or blockers):
+    if shown_phase(state) is RunPhase.PENDING and (job.spec.suspend or seen.blockers):
         suspended = (SUSPENDED,) if job.spec.suspend else ()
-        return "; ".join((*suspended, *(blocker.message for blocker in blockers)))
+        return "; ".join((*suspended, *(blocker.message for blocker in seen.blockers)))
     if state.incident is not None:
         paused = state.phase is RunPhase.HOLDING and state.incident.paused and state.incident.held_step is not None
         question = f"; the run is paused: {how_to_answer(job.name)}" if paused else ""
         return f"{state.incident.latch.message}{question}"
-    return pods.trouble
+    return seen.pods.trouble
 
 
 def _question(job: TrainingJobView, state: RunState) -> str:
@@ -182,15 +190,13 @@ def _stopped_by(state: RunState) -> str:
     return f"stopped: {asked.by} asked for it" if asked is not None else "stopped: a rule asks for it"
 
 
-def _conditions(
-    job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker], before: Sequence[Status]
-) -> list[ConditionRow]:
-    first = blockers[0] if blockers else None
-    waiting = "; ".join(blocker.message for blocker in blockers)
+def _conditions(job: TrainingJobView, state: RunState, seen: Situation, before: Sequence[Status]) -> list[ConditionRow]:
+    first = seen.blockers[0] if seen.blockers else None
+    waiting = "; ".join(blocker.message for blocker in seen.blockers)
     incident = state.incident
     rows: list[ConditionRow] = [
         (ConditionType.READY, first is None, first.reason if first else Reason.READY, waiting),
-        (ConditionType.RUNNING, *_running(job, state, pods, blockers)),
+        (ConditionType.RUNNING, *_running(job, state, seen.pods, seen.blockers)),
         (
             ConditionType.INCIDENT_OPEN,
             incident is not None,
@@ -231,19 +237,14 @@ def _shown(before: Sequence[Status]) -> frozenset[object]:
     return frozenset(one.get("type") for one in before)
 
 
-def _guard_conditions(
-    state: RunState,
-    blockers: Sequence[Blocker],
-    outdated: Sequence[GuardProblem],
-    missing_metrics: Sequence[MissingMetric],
-    before: Sequence[Status],
-) -> list[ConditionRow]:
+def _guard_conditions(state: RunState, seen: Situation, before: Sequence[Status]) -> list[ConditionRow]:
+    outdated, missing_metrics = seen.outdated, seen.missing_metrics
     guarded = bool(state.guards and state.guards[-1].policies)
     in_force = Reason.POLICIES_IN_FORCE if guarded else Reason.NO_POLICIES
     reason = outdated[0].reason if outdated else in_force
     why = "; ".join(problem.message for problem in outdated)
     rows: list[ConditionRow] = [(ConditionType.GUARDED, guarded and not outdated, reason, why)]
-    unmet = [one.message for one in (*blockers, *outdated) if one.reason is Reason.POLICY_UNSATISFIABLE]
+    unmet = [one.message for one in (*seen.blockers, *outdated) if one.reason is Reason.POLICY_UNSATISFIABLE]
     shown = _shown(before)
     # Said only where it was wrong once: a healthy job has nothing to show here.
     if unmet or ConditionType.POLICY_UNSATISFIABLE.value in shown:

@@ -9,7 +9,7 @@ from trimtab_operator.guards import GuardProblem
 from trimtab_operator.observation import Blocker, MissingMetric, Pods
 from trimtab_operator.reasons import Reason
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
-from trimtab_operator.status import job_status
+from trimtab_operator.status import Situation, job_status
 from trimtab_operator.workload import TrainingJobView
 
 GUARD = AcceptedGuard(policies=(POLICY,), mode="Enforce", from_attempt=1, from_step=1)
@@ -30,15 +30,11 @@ def conditions(
 ) -> dict[str, dict[str, Any]]:
     body = training_job()
     body["metadata"] |= {"uid": "u-1", "generation": 3}
+    situation = Situation(pods=Pods(), blockers=blockers, outdated=outdated, missing_metrics=missing)
     status = job_status(
         TrainingJobView.of(body),
         RunState(guards=(guard,), phase=phase),
-        pods=Pods(),
-        blockers=blockers,
-        outdated=outdated,
-        missing_metrics=missing,
-        finish_pending="",
-        last=None,
+        situation,
         now="2026-01-01T00:00:00+00:00",
         before=before,
     )

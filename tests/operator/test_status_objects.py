@@ -20,7 +20,7 @@ from trimtab_operator.observation import Blocker, Pods, PodsState
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources.guard_incident import GuardIncidentStatus, IncidentPhase
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState, World
-from trimtab_operator.status import job_status, newly_wrong
+from trimtab_operator.status import Situation, job_status, newly_wrong
 from trimtab_operator.workload import TrainingJobView
 
 NOW, LATER = "2026-01-01T00:00:00+00:00", "2026-01-01T01:00:00+00:00"
@@ -33,18 +33,16 @@ def view(**spec: Any) -> TrainingJobView:
     return TrainingJobView.of(body)
 
 
-def shown(state: RunState, **changes: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {
-        "pods": Pods(world=1, state=PodsState.LIVE),
-        "blockers": (),
-        "outdated": (),
-        "missing_metrics": (),
-        "finish_pending": "",
-        "last": None,
-        "now": NOW,
-        "before": (),
-    }
-    return job_status(changes.pop("job", view()), state, **{**base, **changes})
+def shown(
+    state: RunState,
+    *,
+    job: TrainingJobView | None = None,
+    now: str = NOW,
+    before: tuple[dict[str, Any], ...] = (),
+    **changes: Any,
+) -> dict[str, Any]:
+    situation = replace(Situation(pods=Pods(world=1, state=PodsState.LIVE)), **changes)
+    return job_status(job or view(), state, situation, now=now, before=before)
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
