@@ -19,6 +19,7 @@ from trimtab_contract.directives import (
 )
 from trimtab_contract.keys import RunId
 from trimtab_operator.incidents import Vitals, Wishes
+from trimtab_operator.observation import CheckpointClaim
 from trimtab_trainer.directives import Inbox, Instruction, Refusal, Standing, instruct
 
 RUN = RunId("lab", "demo", "uid-1")
@@ -43,6 +44,8 @@ class Scenario:
     """What the ends of its probations look like, one after the other; the last one stays."""
     control_bad: frozenset[int] = frozenset()
     """Steps of checkpoints on which the control windows are bad."""
+    saved_losses: tuple[tuple[int, float], ...] = ()
+    """(step, loss): the evaluation loss that the manifest of a checkpoint gives."""
     unrestorable: frozenset[int] = frozenset()
     """Steps of checkpoints that fail to restore."""
     store_away: frozenset[int] = frozenset()
@@ -85,6 +88,11 @@ class Scenario:
     def override(self) -> LearningRateOverride | None:
         """The policy's learning-rate override."""
         return LearningRateOverride(scale=self.rate[0], until_step=self.rate[1]) if self.rate else None
+
+    def claim(self, reference: CheckpointReference, attempt: int) -> CheckpointClaim:
+        """What the operator finds when it looks at a checkpoint."""
+        loss = dict(self.saved_losses).get(reference.step)
+        return CheckpointClaim(reference=reference, attempt=attempt, usable=True, why="complete", loss=loss)
 
 
 @dataclass(frozen=True)

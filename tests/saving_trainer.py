@@ -70,7 +70,7 @@ class Trainer:
             replica_checksum="0",
             replicas_agree=True,
             finite=FiniteScan(nonfinite=0),
-            evaluation=EvaluationProbe(window=step, window_sha256="0", losses=(1.0, 1.0)),
+            evaluation=EvaluationProbe(window=step, window_sha256="0", losses=(1.0, 2.0)),
             config_sha256="0",
             code_sha256="0",
             versions={},

@@ -37,7 +37,6 @@ from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSetting
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.observation import (
     Acks,
-    CheckpointClaim,
     Limits,
     MissingMetric,
     NoticeOutcome,
@@ -337,10 +336,7 @@ class ScriptedRun:
             green_step=judged,
             firing=firing,
             missing_metrics=self.missing,
-            claims=tuple(
-                CheckpointClaim(reference=one, attempt=self.saved[one.key].attempt, usable=True, why="complete")
-                for one in unknown
-            ),
+            claims=tuple(self.scenario.claim(one, self.saved[one.key].attempt) for one in unknown),
             probe=self._probe(state, acks),
             **self._suspect(state, acks),
             withheld=self._withheld(state, judged),

@@ -47,6 +47,8 @@ TINY: dict[str, Any] = {
     "replicaCheckEvery": 5,
     "holdTickSeconds": 0.05,
     "collectiveTimeoutSeconds": 60,
+    # Steps as short as these would overtake the store, and a save that finds too many before it is left out.
+    "checkpoint": {"pendingSaves": 8},
     "telemetry": {"stateSeconds": 0.5, "pollSeconds": 0.02, "archiveSeconds": 0.5},
 }
 

@@ -78,8 +78,10 @@ def _checkpoint_record(
     attempt: int,
     why: str,
     evidence: tuple[Evidence, ...] = (),
+    loss: float | None = None,
 ) -> Append:
-    after: dict[str, Any] = {"checkpoint": reference, "attempt": attempt, "why": why}
+    known = {} if loss is None else {"loss": loss}
+    after: dict[str, Any] = {"checkpoint": reference, "attempt": attempt, "why": why, **known}
     identity = f"checkpoint/{reference.key}/{action}"
     incident = state.incident.name if state.incident else None
     return Append(Draft(action=action, id=identity, incident=incident, after=after, evidence=evidence))
@@ -190,7 +192,7 @@ def _claim(state: RunState, observation: Observation) -> Command | None:
 
 def _judge_claim(state: RunState, claim: CheckpointClaim) -> Command:
     action = JournalAction.COMMITTED if claim.usable else JournalAction.QUARANTINED
-    return _checkpoint_record(state, action, claim.reference, claim.attempt, claim.why, claim.evidence)
+    return _checkpoint_record(state, action, claim.reference, claim.attempt, claim.why, claim.evidence, claim.loss)
 
 
 def _verification(state: RunState, observation: Observation) -> Command | None:

@@ -4,10 +4,12 @@ Whoever has those credentials may claim anything, so a claim is a wish at first:
 looked at, and nothing that is found there raises.
 """
 
+import math
 import re
+from statistics import fmean
 from typing import Any
 
-from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, sha256_hex
+from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe, decode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.errors import ContractError, MalformedManifest
 from trimtab_contract.journal import Evidence
@@ -102,7 +104,14 @@ async def _look_at(store: CheckpointStore, run: RunId, reference: CheckpointRefe
         why=f"manifest hash and the sizes of {len(manifest.objects)} objects ({size} bytes) agree; "
         "replicas agree; every element is finite",
         evidence=evidence,
+        loss=_loss(manifest.evaluation),
     )
+
+
+def _loss(evaluation: EvaluationProbe) -> float | None:
+    """The mean over all ranks, where each of them is finite."""
+    losses = [loss for loss in evaluation.losses if loss is not None and math.isfinite(loss)]
+    return fmean(losses) if losses and len(losses) == len(evaluation.losses) else None
 
 
 def _wrong(manifest: CheckpointManifest, run: RunId, reference: CheckpointReference, attempt: int) -> str:

@@ -7,14 +7,13 @@ A measurement never names a cause. It says with which of a few simple explanatio
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import fmean, pstdev
 from typing import Any
 
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import Diagnose
 from trimtab_contract.evidence import ProbeEvidence
 
-from trimtab_operator.extent import DEFAULT_SIGMA, MINIMUM_CONTROL, control_windows
+from trimtab_operator.extent import MINIMUM_CONTROL, control_windows, measure_control
 from trimtab_operator.incidents import Finding, Incident, Latch, Measurement
 
 MEASURED_WINDOWS = 32
@@ -43,26 +42,23 @@ def held_windows(flagged: tuple[int, int], ledger: SkipLedger) -> Diagnose:
     )
 
 
-def measure(probe: ProbeEvidence, latch: Latch, flagged: tuple[int, int]) -> Measurement:
-    """The flagged windows of a probe against its control, by the rule's sigma (else 4) and control limit."""
-    control = [loss for _, loss in probe.control]
-    finite = [loss for loss in control if loss is not None and math.isfinite(loss)]
-    mean, std = (fmean(finite), pstdev(finite)) if finite else (None, None)
-    limit = latch.control_limit
+def measure(probe: ProbeEvidence, latch: Latch, flagged: tuple[int, int], level: float | None = None) -> Measurement:
+    """The flagged windows of a probe against its control, by the rule's sigma (else 4) and control limit.
+
+    `level` is the lowest loss that the run is known to have had at the step that was restored.
+    """
+    control = measure_control(probe, sigma=latch.sigma, limit=latch.control_limit, level=level)
     first, last = flagged[0], min(flagged[1], flagged[0] + MEASURED_WINDOWS - 1)
     losses = tuple((window, _finite(loss)) for window, loss in probe.windows if first <= window <= last)
-    threshold = None
-    if mean is not None and std is not None and len(finite) >= MINIMUM_CONTROL:
-        threshold = mean + (latch.sigma if latch.sigma is not None else DEFAULT_SIGMA) * std
     return Measurement(
-        control=len(control),
-        control_nonfinite=len(control) - len(finite),
-        control_mean=mean,
-        control_std=std,
-        control_bad=len(finite) < len(control) or (limit is not None and mean is not None and mean > limit),
-        threshold=threshold,
+        control=control.count,
+        control_nonfinite=control.count - control.finite,
+        control_mean=_finite(control.mean),
+        control_std=_finite(control.std),
+        control_bad=control.bad,
+        threshold=_finite(control.threshold),
         flagged=losses,
-        bad=tuple(window for window, loss in losses if loss is None or (threshold is not None and loss > threshold)),
+        bad=tuple(window for window, loss in losses if loss is None or loss > control.threshold),
     )
 
 
@@ -96,9 +92,11 @@ def diagnose_held(incident: Incident, probe: ProbeEvidence | None, missing: str 
     return Diagnosis(finding=Finding.UNDECIDED, why=why, missing=lacks, suspect=suspect)
 
 
-def diagnose_restored(incident: Incident, probe: ProbeEvidence, flagged: tuple[int, int]) -> Diagnosis:
-    """What both states show together."""
-    suspect, restored = incident.suspect, measure(probe, incident.latch, flagged)
+def diagnose_restored(
+    incident: Incident, probe: ProbeEvidence, flagged: tuple[int, int], level: float | None = None
+) -> Diagnosis:
+    """What both states show together; `level` as in `measure`."""
+    suspect, restored = incident.suspect, measure(probe, incident.latch, flagged, level)
     finding, why = _compared(suspect, restored)
     numbers = [measured_words("the restored state", restored)]
     if suspect is not None:

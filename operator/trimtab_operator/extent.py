@@ -56,6 +56,50 @@ def control_windows(first_flagged: int, ledger: SkipLedger) -> tuple[int, ...]:
     return tuple(reversed(chosen))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Losses of the control windows on one state.
+
+    Those of the flagged windows and of what follows are bad above `threshold`; `limit` is what the mean was held
+    against, None where only a non-finite loss is bad.
+    """
+
+    count: int
+    finite: int
+    mean: float
+    std: float
+    threshold: float
+    limit: float | None
+    bad: bool
+
+
+def measure_control(
+    probe: ProbeEvidence, *, sigma: float | None, limit: float | None, level: float | None = None
+) -> Control:
+    """Whether the state that was measured is bad itself.
+
+    `limit` is the loss at which the rule would fire. It belongs to the step at which the rule fired: a run whose loss
+    still falls had a higher one, in good health, at the step that is restored. `level` is the lowest loss that the run
+    is known to have had by then; a mean within sigma deviations of it is no sign of damage, and one above both is.
+    """
+    control = [loss for _, loss in probe.control]
+    finite = [loss for loss in control if loss is not None and math.isfinite(loss)]
+    mean = fmean(finite) if finite else math.nan
+    std = pstdev(finite) if finite else math.nan
+    width = (sigma if sigma is not None else DEFAULT_SIGMA) * std
+    if limit is not None and level is not None and finite:
+        limit = max(limit, level + width)
+    return Control(
+        count=len(control),
+        finite=len(finite),
+        mean=mean,
+        std=std,
+        threshold=mean + width if len(finite) >= MINIMUM_CONTROL else math.inf,
+        limit=limit,
+        bad=len(finite) < len(control) or (limit is not None and bool(finite) and mean > limit),
+    )
+
+
 def find_extent(
     probe: ProbeEvidence,
     *,
@@ -65,29 +109,25 @@ def find_extent(
     sigma: float | None,
     control_limit: float | None,
     shrink: bool,
+    level: float | None = None,
 ) -> Extent:
     """Find the windows to skip.
 
-    `sigma` is the rule's own or None; `control_limit` is the loss above which the control's mean says that the
-    restored state itself is bad; `shrink` allows flagged windows to be left out (rules on `loss` only), though the
-    last bad window is never before the last flagged one.
+    `sigma` is the rule's own or None; `control_limit` is the loss at which the rule would fire, and `level` the lowest
+    that the run is known to have had at the step restored (`measure_control`); `shrink` allows flagged windows to be
+    left out (rules on `loss` only), though the last bad window is never before the last flagged one.
     """
-    control = [loss for _, loss in probe.control]
-    finite = [loss for loss in control if loss is not None and math.isfinite(loss)]
-    mean = fmean(finite) if finite else math.nan
-    std = pstdev(finite) if finite else math.nan
-    threshold = mean + (sigma if sigma is not None else DEFAULT_SIGMA) * std
-    if len(finite) < MINIMUM_CONTROL:
-        threshold = math.inf
-    numbers = {"control_mean": mean, "control_std": std, "threshold": threshold}
-    if len(finite) < len(control) or (control_limit is not None and finite and mean > control_limit):
+    control = measure_control(probe, sigma=sigma, limit=control_limit, level=level)
+    threshold = control.threshold
+    numbers = {"control_mean": control.mean, "control_std": control.std, "threshold": threshold}
+    if control.bad:
         return Extent(
             outcome=ExtentOutcome.CONTROL_BAD,
             first=flagged[0],
             last=flagged[1],
             bad=(),
-            message=f"the control windows are bad on the restored state: mean loss {mean:.4f}{_above(control_limit)}, "
-            f"{len(control) - len(finite)} of {len(control)} non-finite",
+            message=f"the control windows are bad on the restored state: mean loss {control.mean:.4f}"
+            f"{_above(control.limit)}, {control.count - control.finite} of {control.count} non-finite",
             **numbers,
         )
     bad = tuple(window for window, loss in probe.windows if _is_bad(loss, threshold))
@@ -97,7 +137,7 @@ def find_extent(
     inside = tuple(window for window in bad if window <= last_bad)
     message = (
         f"{len(inside)} of {len(probe.windows)} windows measured above {threshold:.4f} "
-        f"(control mean {mean:.4f}, std {std:.4f} over {len(finite)})"
+        f"(control mean {control.mean:.4f}, std {control.std:.4f} over {control.finite})"
     )
     if not bounded:
         message += f"; no {HEALTHY_RUN} healthy windows in a row behind window {flagged[1]} were found"

@@ -201,6 +201,7 @@ def _checkpoint_state(target: CheckpointState) -> Callable[[RunState, JournalRec
             attempt=int(after.get("attempt", known.attempt if known else 0)),
             state=target,
             why=str(after.get("why", "")),
+            loss=after.get("loss", known.loss if known else None),
         )
         others = tuple(item for item in state.checkpoints if item.reference.key != reference.key)
         ordered = sorted((*others, entry), key=lambda item: (item.reference.step, item.attempt))

@@ -168,6 +168,8 @@ class CheckpointClaim:
     usable: bool
     why: str
     evidence: tuple[Evidence, ...] = ()
+    loss: float | None = None
+    """The evaluation-mode loss that the manifest gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,12 +112,17 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint the journal knows."""
+    """A checkpoint the journal knows.
+
+    `loss` is the evaluation-mode loss of the window that followed, over all ranks, as it was measured at the save; None
+    where it was not finite or the journal does not say.
+    """
 
     reference: CheckpointReference
     attempt: int
     state: CheckpointState
     why: str = ""
+    loss: float | None = None
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,6 +83,16 @@ def select_restart(state: RunState) -> Checkpoint | None:
     return next((item for item in _newest_first(state) if not why_not_restore(state, item)), None)
 
 
+def known_level(state: RunState, step: int) -> float | None:
+    """The lowest loss that the surviving history is known to have had up to a step: what its checkpoints measured."""
+    losses = [
+        one.loss
+        for one in state.checkpoints
+        if one.loss is not None and one.reference.step <= step and state.surviving(one)
+    ]
+    return min(losses, default=None)
+
+
 def _newest_first(state: RunState) -> list[Checkpoint]:
     return sorted(state.checkpoints, key=lambda item: (item.reference.step, item.attempt), reverse=True)
 

@@ -58,6 +58,7 @@ async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
     (claim,) = await look(store, trainer, reference)
     assert claim.usable
     assert claim.attempt == 1
+    assert claim.loss == 1.5
     assert "sizes of 2 objects (19 bytes) agree" in claim.why
     assert [(one.key, one.sha256, one.store) for one in claim.evidence] == [
         (reference.key, reference.sha256, "checkpoint")

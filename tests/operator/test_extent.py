@@ -136,3 +136,21 @@ def test_the_control_is_the_last_32_windows_before_the_flagged_that_are_in_no_sk
     ledger = SkipLedger.of(tuple((first, first + length) for first, length in pairs))
     eligible = [window for window in range(first_flagged) if window not in ledger]
     assert list(control_windows(first_flagged, ledger)) == eligible[-32:]
+
+
+FALLING = tuple((window, 4.5 + 0.1 * (window % 3)) for window in range(20, 44))
+"""A control on an early state of a run whose loss still falls: above where the rule fires later, and healthy."""
+
+
+def test_a_state_as_good_as_the_run_was_at_its_step_is_not_bad_for_being_an_early_one() -> None:
+    assert extent(probe(control=FALLING)).outcome is ExtentOutcome.CONTROL_BAD
+    assert extent(probe(control=FALLING), level=4.55).outcome is ExtentOutcome.FOUND
+    nonfinite = (*FALLING[:-1], (43, None))
+    assert extent(probe(control=nonfinite), level=4.55).outcome is ExtentOutcome.CONTROL_BAD
+
+
+def test_a_state_that_is_worse_than_an_earlier_one_is_bad() -> None:
+    """A loss that climbs was lower before: the level is the lowest one that is known up to the step."""
+    found = extent(probe(control=FALLING), level=2.0)
+    assert found.outcome is ExtentOutcome.CONTROL_BAD
+    assert "against a limit of 4.0000" in found.message

@@ -105,6 +105,20 @@ def test_a_state_on_which_the_control_is_bad_is_quarantined_and_an_older_one_is_
     assert "control windows are bad" in incident.plans[0].failed
 
 
+def test_a_state_is_held_against_what_the_run_was_like_at_its_step_where_its_checkpoints_say() -> None:
+    """Early in a run the loss falls so fast that every state a margin ago is above where a rule fires now."""
+    falling = ((0, 12.0), (5, 11.0), (10, 10.0), (15, 9.5), (20, 9.0))
+    run = play(replace(DAMAGED, control_bad=frozenset({20, 15}), saved_losses=falling))
+    check(run)
+    (incident,) = run.state.closed
+    assert [(plan.target.step, plan.failed) for plan in incident.plans] == [(20, "")]
+    climbing = (*falling[:-2], (15, 2.1), (20, 9.0))
+    run = play(replace(DAMAGED, control_bad=frozenset({20}), saved_losses=climbing))
+    check(run)
+    (incident,) = run.state.closed
+    assert [plan.target.step for plan in incident.plans] == [20, 15]
+
+
 def test_when_no_checkpoint_can_be_restored_a_human_is_asked() -> None:
     run = play(replace(DAMAGED, unrestorable=frozenset(range(100))))
     check(run)

@@ -23,8 +23,6 @@ CONFIG: dict[str, Any] = {
     "steps": STEPS,
     "model": {"width": 32, "layers": 2, "heads": 2, "sequence": 32, "dropout": 0.1},
     "data": {"order": "shuffled", "seed": 5},
-    # Steps as short as these would overtake the store, and a save that finds too many before it is left out.
-    "checkpoint": {"pendingSaves": 8},
 }
 TOLERANCE = 2e-4
 """How far losses of worlds of different sizes lie apart at most, relative: they add up in another order."""

@@ -9,6 +9,7 @@ from trimtab_operator.incidents import Finding, Incident, SkipRange
 from trimtab_operator.observation import Observation
 from trimtab_operator.phases import approval
 from trimtab_operator.run_state import RESTORABLE, JournalAction, RunPhase, RunState
+from trimtab_operator.selection import known_level
 
 _P = RunPhase
 _PLANNED = frozenset({_P.AWAITING_APPROVAL, _P.RESTORING, _P.DIAGNOSING_RESTORED})
@@ -96,8 +97,9 @@ def diagnosing_restored(state: RunState, observation: Observation) -> Command | 
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason=reason)
     if observation.probe is None:
         return None
+    level = known_level(state, incident.target.step)
     if incident.diagnosed_attempt != incident.restoring_attempt:
-        found = diagnosis.diagnose_restored(incident, observation.probe, flagged)
+        found = diagnosis.diagnose_restored(incident, observation.probe, flagged, level)
         return drafts.record(
             state,
             JournalAction.DIAGNOSED,
@@ -113,6 +115,7 @@ def diagnosing_restored(state: RunState, observation: Observation) -> Command | 
         sigma=latch.sigma,
         control_limit=latch.control_limit,
         shrink=latch.on_loss,
+        level=level,
     )
     return _judge_extent(state, observation, incident.target, extent)
 
