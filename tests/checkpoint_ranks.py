@@ -144,6 +144,7 @@ class Ranks:
     def save(self, states: list[TrainingState], step: int, trigger: Any = "Periodic", **changes: Any) -> None:
         """Save on every rank."""
         skip = changes.pop("skip", SkipLedger())
+        config_sha256 = changes.pop("config_sha256", "c" * 64)
 
         def act(rank: int) -> None:
             self.checkpointers[rank].save(
@@ -156,7 +157,7 @@ class Ranks:
                 lr=None,
                 learning_rate=0.01,
                 evaluation=EVALUATION,
-                config_sha256="c" * 64,
+                config_sha256=config_sha256,
                 code_sha256="d" * 64,
             )
 

@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass
 
-from trimtab_contract.checkpoints import decode_manifest, sha256_hex
+from trimtab_contract.checkpoints import CheckpointManifest, StoredObject, decode_manifest, sha256_hex
 from trimtab_contract.errors import MalformedManifest
 from trimtab_contract.keys import MANIFEST_NAME
 
 from trimtab_cli.adapters.object_store import ObjectStore
-from trimtab_cli.errors import NotFound
+from trimtab_cli.errors import CliError, NotFound
+
+
+class Unproved(CliError):
+    """A manifest that is not the one whose hash the journal holds; `size` are the bytes read."""
+
+    def __init__(self, message: str, size: int = 0) -> None:
+        super().__init__(message)
+        self.size = size
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,29 +27,37 @@ class Verification:
     problems: tuple[str, ...]
 
 
+def proved_manifest(store: ObjectStore, manifest_key: str, sha256: str) -> tuple[CheckpointManifest, int]:
+    """The manifest that has the journal's `sha256`, and its bytes; raises Unproved."""
+    try:
+        body = store.get(manifest_key)
+    except NotFound as error:
+        raise Unproved("its manifest is gone") from error
+    if sha256_hex(body) != sha256:
+        raise Unproved("its manifest is not the one whose hash the journal holds", len(body))
+    try:
+        return decode_manifest(body), len(body)
+    except MalformedManifest as error:
+        raise Unproved(str(error), len(body)) from error
+
+
+def object_problem(store: ObjectStore, manifest_key: str, name: str, expected: StoredObject) -> tuple[str, int]:
+    """What is wrong with one object of a checkpoint (nothing: empty), and the bytes read."""
+    try:
+        digest, length = store.sha256(manifest_key.removesuffix(MANIFEST_NAME) + name)
+    except NotFound:
+        return f"object {name} is gone", 0
+    if length != expected.size:
+        return f"object {name} has {length} bytes instead of {expected.size}", length
+    return "" if digest == expected.sha256 else f"object {name} has another SHA-256 than the manifest says", length
+
+
 def verify_checkpoint(store: ObjectStore, manifest_key: str, sha256: str) -> Verification:
     """Hash the manifest against the journal's `sha256`, and each object against the manifest."""
     try:
-        body = store.get(manifest_key)
-    except NotFound:
-        return Verification(0, 0, ("its manifest is gone",))
-    if sha256_hex(body) != sha256:
-        return Verification(0, len(body), ("its manifest is not the one whose hash the journal holds",))
-    try:
-        manifest = decode_manifest(body)
-    except MalformedManifest as error:
-        return Verification(0, len(body), (str(error),))
-    problems: list[str] = []
-    size = len(body)
-    for name, expected in sorted(manifest.objects.items()):
-        try:
-            digest, length = store.sha256(manifest_key.removesuffix(MANIFEST_NAME) + name)
-        except NotFound:
-            problems.append(f"object {name} is gone")
-            continue
-        size += length
-        if length != expected.size:
-            problems.append(f"object {name} has {length} bytes instead of {expected.size}")
-        elif digest != expected.sha256:
-            problems.append(f"object {name} has another SHA-256 than the manifest says")
-    return Verification(len(manifest.objects) + 1, size, tuple(problems))
+        manifest, size = proved_manifest(store, manifest_key, sha256)
+    except Unproved as error:
+        return Verification(0, error.size, (str(error),))
+    found = [object_problem(store, manifest_key, name, expected) for name, expected in sorted(manifest.objects.items())]
+    problems = tuple(problem for problem, _ in found if problem)
+    return Verification(len(manifest.objects) + 1, size + sum(length for _, length in found), problems)

@@ -141,7 +141,7 @@ def world_objects(
 ) -> WorldObjects:
     """The objects of the world that starts with `attempt`; its pods prefer other nodes than those of `avoid`."""
     secret = redis_secret(job, redis_password)
-    config = yaml.safe_dump(job.spec.trainer.config, sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType] - the stubs leave one parameter untyped
+    config = trainer_config_text(job.spec.trainer.config)
     name, labels = world_name(job.name, attempt), _labels(job, attempt)
     config_map = {
         **_head("v1", "ConfigMap", job, config_map_name(job, attempt), labels),
@@ -159,6 +159,11 @@ def world_objects(
         },
     }
     return WorldObjects(secret, config_map, service, _job(job, defaults, attempt, avoid))
+
+
+def trainer_config_text(config: Mapping[str, Any]) -> str:
+    """`spec.trainer.config` as the trainer finds it in its file; checkpoints carry the SHA-256 of its UTF-8 bytes."""
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType] - the stubs leave one parameter untyped
 
 
 def redis_secret(job: TrainingJobView, password: str) -> KubernetesObject:

@@ -102,6 +102,15 @@ class ObjectStore:
         ):
             return body.read()
 
+    def stretch(self, key: str, offset: int, length: int) -> bytes:
+        """`length` bytes of an object from `offset` on, fewer where it ends before; raises NotFound."""
+        wanted = f"bytes={offset}-{offset + length - 1}"
+        with (
+            self._translated(key),
+            closing(self._client.get_object(Bucket=self.address.bucket, Key=key, Range=wanted)["Body"]) as body,
+        ):
+            return body.read()
+
     def sha256(self, key: str) -> tuple[str, int]:
         """SHA-256 and size of an object, read in pieces; raises NotFound."""
         digest, size = hashlib.sha256(), 0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from trimtab_operator.run_state import RESTORABLE, RunState
 
 from trimtab_cli.access import Access
 from trimtab_cli.access_options import with_checkpoints
+from trimtab_cli.checkpoint_export import CONFIG, WEIGHTS, Exported, choose, export_checkpoint
 from trimtab_cli.checkpoint_verification import Verification, verify_checkpoint
 from trimtab_cli.checkpoint_view import (
     CHECKPOINT_COLUMNS,
@@ -20,7 +22,7 @@ from trimtab_cli.checkpoint_view import (
     retention_fates,
     table_row,
 )
-from trimtab_cli.errors import CliError, NotFound
+from trimtab_cli.errors import CliError, NotFound, UsageError
 from trimtab_cli.job_view import section
 from trimtab_cli.options import (
     JobArgument,
@@ -83,6 +85,51 @@ def verify(
 
     output.result([_json(row, one) for row, one in zip(rows, found, strict=True)], show)
     raise typer.Exit(1 if any(one.problems for one in found) else 0)
+
+
+@app.command()
+@with_checkpoints
+def export(
+    access: Access,
+    job: JobArgument,
+    step: Annotated[int, typer.Argument(metavar="STEP", help="The step of the checkpoint.")],
+    target: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="A new folder; else JOB-STEP here.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", help="Where several attempts saved this step.")
+    ] = None,
+    quarantined: Annotated[bool, typer.Option("--quarantined", help="Also when it must not be restored.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
+) -> None:
+    """Write a checkpoint's weights as model.safetensors and config.json, for any program that reads them.
+
+    Every object is hashed against the journal first, and nothing of torch is needed. The folder appears whole or not
+    at all.
+    """
+    if target is not None and str(target) in {one.value for one in Format}:
+        raise UsageError(f"-o names the folder here; `{target}` is none. --json prints a summary as JSON.")
+    output = Output(Format.JSON if as_json else Format.TEXT)
+    body = access.job(job)
+    run = access.run(job)
+    with output.busy("reading the trail"):
+        rows = checkpoint_rows(read_trail(access.journal(run)), lambda _prefix: 0)
+    row = choose(rows, job, step, attempt, quarantined=quarantined)
+    store, _ = access.checkpoints(body)
+    folder = target or Path(f"{job}-{step}")
+    found = export_checkpoint(output, store, row, section(body["spec"], "trainer"), str(run), folder)
+    output.result(found, lambda: _show_exported(output, found))
+
+
+def _show_exported(output: Output, found: Exported) -> None:
+    size = f"{found.size / 1e6:.1f} MB"
+    output.line(f"{found.folder}: {found.tensors} tensors, {size}, SHA-256 of {WEIGHTS} {found.sha256}", "green")
+    if not found.config_unchanged:
+        output.line(
+            f"spec.trainer.config was edited since: what the tensors do not show in {CONFIG} (heads, sequence, "
+            "rotaryBase, normEpsilon) is as the job says it now",
+            "yellow",
+        )
 
 
 def _fates(access: Access, body: Mapping[str, Any], state: RunState) -> tuple[Fate, ...]:

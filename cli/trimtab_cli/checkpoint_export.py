@@ -1,0 +1,178 @@
+"""A checkpoint's weights as a folder that other programs load: all of it is verified before anything is written."""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trimtab_contract.checkpoints import CheckpointManifest, StoredSlice, TensorDescription, sha256_hex
+from trimtab_contract.keys import MANIFEST_NAME
+from trimtab_operator.run_state import CheckpointState
+from trimtab_operator.workload import trainer_config_text
+
+from trimtab_cli.adapters.object_store import ObjectStore
+from trimtab_cli.checkpoint_verification import Unproved, object_problem, proved_manifest
+from trimtab_cli.checkpoint_view import CheckpointRow
+from trimtab_cli.errors import CliError, NotFound, UsageError
+from trimtab_cli.model_config import MODEL_PREFIX, model_config, model_tensors
+from trimtab_cli.output import Output
+from trimtab_cli.safetensors_file import in_file_order, write_safetensors
+from trimtab_cli.tensor_archive import ITEM_BYTES, UnreadableTensor, tensor_bytes
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+SHOWN_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and whether the job's configuration is still the one of the checkpoint."""
+
+    folder: str
+    tensors: int
+    size: int
+    sha256: str
+    config_unchanged: bool
+
+
+def choose(
+    rows: tuple[CheckpointRow, ...], job: str, step: int, attempt: int | None, *, quarantined: bool
+) -> CheckpointRow:
+    """The checkpoint of a step: of the surviving history, unless an attempt is named. Raises NotFound, UsageError."""
+    found = [row for row in rows if row.step == step and attempt in {None, row.attempt}]
+    if not found:
+        raise NotFound(_absent(rows, job, step, attempt))
+    row = max(found, key=lambda one: (one.surviving, one.attempt))
+    name = f"The checkpoint of step {step} (attempt {row.attempt})"
+    if row.state == CheckpointState.DELETING:
+        raise NotFound(f"{name} is being deleted.")
+    if row.state == CheckpointState.QUARANTINED and not quarantined:
+        raise UsageError(f"{name} is quarantined: {row.evidence}. Give --quarantined to export it all the same.")
+    return row
+
+
+def export_checkpoint(
+    output: Output, store: ObjectStore, row: CheckpointRow, trainer: Mapping[str, Any], run: str, target: Path
+) -> Exported:
+    """Write weights and configuration into a new folder, or nothing.
+
+    Raises CliError: an object is not what was saved, a tensor cannot be told apart, the folder is not empty or cannot
+    be written.
+    """
+    _refuse_occupied(target)
+    name = f"Step {row.step} of attempt {row.attempt} is not exported"
+    try:
+        manifest, _ = proved_manifest(store, row.key, row.sha256)
+    except Unproved as error:
+        raise CliError(f"{name}: {error}.") from error
+    reading = _Reading(store, row.key, manifest, name)
+    tensors = reading.tensors
+    unchanged = sha256_hex(trainer_config_text(trainer.get("config") or {}).encode()) == manifest.config_sha256
+    origin = {
+        "run": run,
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "manifest_sha256": row.sha256,
+        "config_unchanged": unchanged,
+    }
+    config = model_config(trainer, tensors, origin)
+    wrong = [
+        problem
+        for one in output.each(sorted(manifest.objects), "verifying objects")
+        if (problem := object_problem(store, row.key, one, manifest.objects[one])[0])
+    ]
+    if wrong:
+        raise CliError(f"{name}: {'; '.join(wrong)}.")
+    metadata = {"format": "pt", **{key: str(value) for key, value in origin.items()}}
+    size, sha256 = _write(target, config, tensors, metadata, reading.bodies(output))
+    return Exported(str(target), len(tensors), size, sha256, unchanged)
+
+
+class _Reading:
+    """The model's tensors of one checkpoint, in the order of the file."""
+
+    def __init__(self, store: ObjectStore, key: str, manifest: CheckpointManifest, name: str) -> None:
+        self._store, self._prefix, self._name = store, key.removesuffix(MANIFEST_NAME), name
+        self.tensors = model_tensors(manifest)
+        if not self.tensors:
+            raise CliError(f"{name}: it holds no tensor of a model.")
+        self._places = self._placed(manifest)
+
+    def bodies(self, output: Output) -> Iterator[bytes]:
+        """Each tensor's elements; raises CliError where a slice is not what was saved."""
+        for name in output.each(in_file_order(self.tensors), "writing tensors"):
+            object_name, part = self._places[name]
+            body = self._store.stretch(f"{self._prefix}{object_name}", part.offset, part.length)
+            if sha256_hex(body) != part.sha256:
+                raise CliError(f"{self._name}: tensor {name} in object {object_name} is not what was saved.")
+            try:
+                yield tensor_bytes(body, self.tensors[name])
+            except UnreadableTensor as error:
+                raise CliError(f"{self._name}: tensor {name} cannot be read: {error}.") from error
+
+    def _placed(self, manifest: CheckpointManifest) -> dict[str, tuple[str, StoredSlice]]:
+        found: dict[str, list[tuple[str, StoredSlice]]] = {}
+        for object_name, stored in manifest.objects.items():
+            for part in stored.slices:
+                found.setdefault(part.name.removeprefix(MODEL_PREFIX), []).append((object_name, part))
+        if manifest.schema == 1:
+            raise CliError(f"{self._name}: it is of schema 1, which has no hash for each tensor.")
+        for name, tensor in self.tensors.items():
+            if tensor.dtype not in ITEM_BYTES:
+                raise CliError(f"{self._name}: {name} is {tensor.dtype}, which safetensors files do not hold.")
+            if len(found.get(name, ())) != 1:
+                raise CliError(f"{self._name}: {name} lies in {len(found.get(name, ()))} pieces, and not in one.")
+        return {name: found[name][0] for name in self.tensors}
+
+
+def _absent(rows: tuple[CheckpointRow, ...], job: str, step: int, attempt: int | None) -> str:
+    steps = sorted({row.step for row in rows}, key=lambda one: abs(one - step))[:SHOWN_STEPS]
+    of = "" if attempt is None else f" of attempt {attempt}"
+    if not steps:
+        return f"Job {job} has no checkpoint."
+    nearest = " and ".join(str(one) for one in sorted(steps))
+    return f"Job {job} has no checkpoint of step {step}{of}; the nearest are those of {nearest}."
+
+
+def _refuse_occupied(target: Path) -> None:
+    try:
+        if not target.exists():
+            return
+        if not target.is_dir():
+            raise CliError(f"{target} is a file: name a folder that does not exist yet.")
+        if any(target.iterdir()):
+            raise CliError(f"{target} is not empty: name a folder that does not exist yet.")
+    except OSError as error:
+        raise CliError(f"{target} cannot be looked at: {error.strerror}.") from error
+
+
+def _write(
+    target: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, TensorDescription],
+    metadata: Mapping[str, str],
+    bodies: Iterator[bytes],
+) -> tuple[int, str]:
+    """Write beside the target, and give it its name when all is there; returns size and SHA-256 of the weights."""
+    # Beside it, for a rename is one act within a file system only.
+    target = target.absolute()
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+    try:
+        partial.mkdir(parents=True)
+        with (partial / WEIGHTS).open("xb") as file:
+            size = write_safetensors(file, tensors, metadata, bodies)
+            file.flush()
+            os.fsync(file.fileno())
+        (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        with (partial / WEIGHTS).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        partial.rename(target)
+    except OSError as error:
+        raise CliError(f"{target} cannot be written: {error.strerror}; nothing of it is left.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return size, sha256
