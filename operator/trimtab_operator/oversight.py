@@ -88,6 +88,10 @@ class Oversight:
         self._states.pop(run, None)
         self._unread.discard(run)
         self._broken.discard(run)
+        # A job made anew under the name has the same series already, and counters must not fall while they are shown.
+        made_anew = _name(run) in {_name(one) for one in (*self._states, *self._unread, *self._broken)}
+        if self._telemetry is not None and not made_anew:
+            self._telemetry.forget(run)
         self.refresh()
 
     def recorded(self, run: RunId, before: RunState, record: JournalRecord, after: RunState) -> None:

@@ -1,5 +1,5 @@
 """What Prometheus hears of the runs. Gauges are read off the journals' folds at each scrape; counters and histograms
-count what this process wrote, and begin anew with the next leader, as counters do.
+count what this process wrote, and begin anew with the next leader, as counters do. A job's counters go with the job.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +36,7 @@ class Telemetry:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self._counted: dict[tuple[str, str], set[tuple[Counter, tuple[str, ...]]]] = {}
         self._opened = Counter(
             "trimtab_incidents_opened", "Incidents opened, by rule.", (*_JOB, "rule"), registry=registry
         )
@@ -69,21 +70,31 @@ class Telemetry:
 
     def recorded(self, run: RunId, before: RunState, record: JournalRecord, after: RunState) -> None:
         """Count what one record, written by this process, has changed."""
-        job = (run.namespace, run.name)
         if before.incident is None and after.incident is not None:
-            self._opened.labels(*job, after.incident.latch.rule).inc()
+            self._count(self._opened, run, after.incident.latch.rule)
         if before.incident is not None and after.incident is None and after.closed:
             closed = after.closed[-1]
-            self._closed.labels(*job, closed.latch.rule, closed.outcome).inc()
+            self._count(self._closed, run, closed.latch.rule, closed.outcome)
         if record.action == JournalAction.TARGET_SELECTED:
-            self._rollbacks.labels(*job).inc()
+            self._count(self._rollbacks, run)
         if record.action == JournalAction.WORLD_LOST and after.world is not None:
-            self._lost.labels(*job, after.world.lost_reason).inc()
+            self._count(self._lost, run, after.world.lost_reason)
         self._time(before.incident, after, record.time)
+
+    def forget(self, run: RunId) -> None:
+        """Show no counter of the job any more."""
+        job = (run.namespace, run.name)
+        for counter, labels in self._counted.pop(job, ()):
+            counter.remove(*job, *labels)
 
     def noticed(self, notice: Notice, *, delivered: bool) -> None:
         """Count a notice that was settled."""
         self._notices.labels(notice.kind.value, DELIVERED if delivered else UNDELIVERED).inc()
+
+    def _count(self, counter: Counter, run: RunId, *labels: str) -> None:
+        job = (run.namespace, run.name)
+        self._counted.setdefault(job, set()).add((counter, labels))
+        counter.labels(*job, *labels).inc()
 
     def _time(self, incident: Incident | None, after: RunState, time: str) -> None:
         if incident is None or not incident.phases:

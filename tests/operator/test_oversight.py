@@ -9,12 +9,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from run_fates import DAMAGED
 from run_states import incident, latch, run_state
 from scripted_operator import ScriptedOperator, play
+from trimtab_contract.journal import Actor, JournalRecord
 from trimtab_contract.keys import RunId
 from trimtab_operator.breaker import BreakerSettings
 from trimtab_operator.incidents import PhaseTime
 from trimtab_operator.notifier import Notifier
 from trimtab_operator.oversight import READING_SECONDS, Oversight
-from trimtab_operator.run_state import AutomationHold, RunPhase, RunState
+from trimtab_operator.run_state import AutomationHold, JournalAction, RunPhase, RunState, World
 from trimtab_operator.telemetry import Telemetry, waits_for_a_person
 
 SETTINGS = BreakerSettings(min_runs=3, min_share=0.25, window_seconds=300, quiet_seconds=900)
@@ -181,6 +182,46 @@ def test_a_scrape_says_how_the_runs_stand() -> None:
     ):
         assert line in shown, "\n".join(shown)
     assert not any('trimtab_job_phase{job_name="b"' in line for line in shown)
+
+
+def counted(registry: CollectorRegistry) -> list[str]:
+    """The series of counters that name a job; gauges are read off what is watched now."""
+    lines = generate_latest(registry).decode().splitlines()
+    return [line for line in lines if "job_name=" in line and not line.startswith("trimtab_job_")]
+
+
+def written(action: JournalAction) -> JournalRecord:
+    actor = Actor(service_account="s", pod="p", pod_uid="u", image="i", epoch=1)
+    return JournalRecord(seq=31, prev="0" * 64, id="x", time="2026-01-01T00:00:00+00:00", actor=actor, action=action)
+
+
+def test_the_counters_of_a_job_go_with_the_job_and_those_of_others_stay() -> None:
+    registry = CollectorRegistry()
+    watch = Oversight(telemetry=Telemetry(registry))
+    open_one, closed = run_state(incident=incident()), run_state(closed=(incident(outcome="Recovered"),))
+    lost = run_state(world=World(number=1, live=False, lost_reason="PeerLost"))
+    for run in RUNS[:2]:
+        watch.recorded(run, run_state(), written(JournalAction.TARGET_SELECTED), open_one)
+        watch.recorded(run, open_one, written(JournalAction.INCIDENT_CLOSED), closed)
+        watch.recorded(run, closed, written(JournalAction.WORLD_LOST), lost)
+    of_one = len(counted(registry)) // 2
+    assert of_one == 8, "four counters, each with the time it was made"
+    watch.gone(RUNS[0])
+    left = counted(registry)
+    assert len(left) == of_one
+    assert all('job_name="b"' in line for line in left)
+
+
+def test_the_counters_of_a_job_that_was_made_anew_under_its_name_do_not_fall() -> None:
+    registry = CollectorRegistry()
+    watch = Oversight(telemetry=Telemetry(registry))
+    watch.recorded(RUNS[0], run_state(), written(JournalAction.TARGET_SELECTED), run_state())
+    anew = RunId("lab", "a", "another-uid")
+    watch.seen(anew)
+    watch.gone(RUNS[0])
+    assert registry.get_sample_value("trimtab_rollbacks_total", {"job_namespace": "lab", "job_name": "a"}) == 1
+    watch.gone(anew)
+    assert counted(registry) == []
 
 
 def test_a_paused_run_needs_a_person_and_one_that_rolls_back_does_not() -> None:
