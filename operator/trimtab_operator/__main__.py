@@ -50,17 +50,32 @@ def main() -> int:
 
 
 def configure_logging(level: str) -> None:
-    """One JSON object a line; kopf's own lines no louder than warnings."""
-    logging.basicConfig(stream=sys.stdout, level=level.upper(), format="%(message)s")
+    """One JSON object a line, whichever library says it; of others only warnings and worse."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level.upper())
+    logging.captureWarnings(True)
     for name in ("kopf", "aiohttp", "botocore", "urllib3", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            structlog.stdlib.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -119,7 +134,8 @@ def _outcome(work: asyncio.Task[None]) -> int:
         log.error("ending", error=str(error))
         return 1
     if error is not None:
-        raise error
+        log.critical("ending by a defect", exc_info=error)
+        return 1
     return 0
 
 

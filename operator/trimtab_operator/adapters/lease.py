@@ -6,12 +6,13 @@ unchanged for the whole duration. So no clocks are compared between machines (th
 """
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
+
+import structlog
 
 from trimtab_operator.adapters.ports import KubernetesObject
 from trimtab_operator.errors import Conflict, Fenced, TemporaryError
@@ -23,7 +24,7 @@ RENEW = 1 / 5
 RETRY = 2 / 15
 """Parts of the duration between two renewals and between two looks of a standby: a short Lease is renewed often."""
 
-_logger = logging.getLogger(__name__)
+log = structlog.stdlib.get_logger(__name__)
 
 
 class LeaseStore(Protocol):
@@ -98,9 +99,9 @@ class LeaderLease:
                     await self._take(stored)
                     return self._epoch
             except Conflict:
-                _logger.info("another contender was quicker to take the Lease")
+                log.info("another contender was quicker to take the lease")
             except TemporaryError as error:
-                _logger.warning("the Lease cannot be acquired yet: %s", error)
+                log.warning("the lease cannot be acquired yet", error=str(error))
             await asyncio.sleep(self._retry_every)
 
     async def keep(self) -> None:
@@ -110,7 +111,7 @@ class LeaderLease:
             try:
                 await self.renew()
             except TemporaryError as error:
-                _logger.warning("the Lease cannot be renewed now: %s", error)
+                log.warning("the lease cannot be renewed now", error=str(error))
 
     async def renew(self) -> None:
         """Renew once. Raises Fenced when another holds the Lease or it was deleted; a lapse alone loses nothing.
@@ -143,7 +144,7 @@ class LeaderLease:
         try:
             await self._store.write_lease({**held, "spec": {**spec, "renewTime": _micro_time()}})
         except TemporaryError as error:
-            _logger.warning("the Lease was not released and will run out: %s", error)
+            log.warning("the lease was not released and will run out", error=str(error))
 
     def _is_free(self, stored: KubernetesObject, unchanged_seconds: float) -> bool:
         holder = _holder(stored)
@@ -161,7 +162,7 @@ class LeaderLease:
             "spec": {},
         }
         await self._write({**base, "spec": {**_spec(base), "acquireTime": _micro_time()}}, epoch)
-        _logger.info("the Lease is ours, epoch %d", epoch)
+        log.info("the lease is ours", epoch=epoch)
 
     async def _write(self, base: KubernetesObject, epoch: int) -> None:
         spec = {
