@@ -420,7 +420,9 @@ def test_a_plan_is_shown_before_it_is_approved_by_its_hash(laboratory: Laborator
     assert str(unseen.exception) == f"Nothing is approved; where nobody can be asked, give --plan {PLAN} --yes."
     for line in ("plan 1: restore step 200", "nothing outside windows 318 to 387 is skipped", PLAN, message):
         assert line in unseen.stderr
-    assert laboratory.trimtab("job", "approve", "demo", "--reason", "x", typed="n\n").exit_code == 1
+    declined = laboratory.trimtab("job", "approve", "demo", "--reason", "x", typed="n\n")
+    assert declined.exit_code == 1
+    assert declined.stderr.endswith("Nothing was asked for: the plan still waits.\n")
     assert laboratory.plane.kubectl("get", "rr", f"-n={laboratory.namespace}", "-o=name") == ""
     seen = laboratory.trimtab("job", "approve", "demo", "--reason", "x", "--timeout", "0", typed="y\n")
     assert "No operator has answered runrequest demo-approve-" in str(seen.exception)

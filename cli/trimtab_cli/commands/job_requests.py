@@ -138,4 +138,5 @@ def _confirm(waiting: WaitingPlan) -> None:
         message = f"Nothing is approved; where nobody can be asked, give --plan {waiting.hash} --yes."
         raise UsageError(message) from error
     if not agreed:
+        output.say("Nothing was asked for: the plan still waits.", style="")
         raise typer.Exit(1)
