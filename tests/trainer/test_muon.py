@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from trimtab_trainer.optim.coefficients import QUINTIC
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.muon import Muon, apply_updates, muon_updates
-from trimtab_trainer.optim.newton_schulz import QUINTIC, newton_schulz
+from trimtab_trainer.optim.newton_schulz import newton_schulz
 
 EXACT = MuonClipConfig(newton_schulz_dtype="float64", momentum=0.9, nesterov=False, decay=0.1)
 

@@ -12,6 +12,7 @@ from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.model import Transformer, TransformerConfig
 from trimtab_trainer.optim import MuonClip, MuonClipConfig, NonFiniteLogitsError
 from trimtab_trainer.optim.adamw import AdamW
+from trimtab_trainer.optim.coefficients import QUINTIC
 from trimtab_trainer.optim.muonclip_reference import (
     MatrixState,
     OtherState,
@@ -19,7 +20,6 @@ from trimtab_trainer.optim.muonclip_reference import (
     clip_head,
     muon_step,
 )
-from trimtab_trainer.optim.newton_schulz import QUINTIC
 from trimtab_trainer.optim.routing import routing_table
 
 SHAPE = TransformerConfig(width=16, layers=2, heads=2, sequence=12, vocab_size=32, bias=True)

@@ -3,8 +3,17 @@
 import pytest
 import torch
 from torch import Tensor
+from trimtab_trainer.optim.coefficients import (
+    COEFFICIENT_SETS,
+    CUBIC,
+    DEEPSEEK_V4,
+    POLAR_EXPRESS,
+    QUINTIC,
+    TUNED_QUINTIC,
+    Polynomials,
+)
 from trimtab_trainer.optim.muonclip_reference import orthogonalise
-from trimtab_trainer.optim.newton_schulz import POLAR_EXPRESS, QUINTIC, Polynomials, newton_schulz
+from trimtab_trainer.optim.newton_schulz import GRAM_ASPECT, newton_schulz
 
 SHAPES = [(64, 64), (96, 64), (64, 96), (128, 512)]
 
@@ -29,7 +38,14 @@ def test_the_quintic_maps_singular_values_as_computed_by_hand(value: float, mapp
 
 
 @pytest.mark.parametrize(
-    ("polynomials", "smallest", "low", "high"), [(QUINTIC, 0.01, 0.68, 1.135), (POLAR_EXPRESS, 0.001, 0.84, 1.13)]
+    ("polynomials", "smallest", "low", "high"),
+    [
+        (QUINTIC, 0.01, 0.68, 1.135),
+        (TUNED_QUINTIC, 0.01, 0.977, 1.032),
+        (POLAR_EXPRESS, 0.001, 0.84, 1.13),
+        (DEEPSEEK_V4, 0.001, 0.999, 1.001),
+        (CUBIC, 0.001, 0.999, 1.001),
+    ],
 )
 def test_every_coefficient_set_brings_singular_values_near_one(
     polynomials: Polynomials, smallest: float, low: float, high: float
@@ -51,7 +67,7 @@ def test_bfloat16_gives_the_published_values_of_a_diagonal_matrix() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("polynomials", [QUINTIC, POLAR_EXPRESS])
+@pytest.mark.parametrize("polynomials", COEFFICIENT_SETS.values(), ids=COEFFICIENT_SETS.keys())
 def test_products_agree_with_polynomials_of_the_singular_values(
     shape: tuple[int, int], polynomials: Polynomials
 ) -> None:
@@ -115,3 +131,53 @@ def test_a_stack_gives_what_its_matrices_give_alone(shape: tuple[int, int]) -> N
     stacked = newton_schulz(matrices, QUINTIC, torch.float64)
     alone = torch.cat([newton_schulz(matrix[None], QUINTIC, torch.float64) for matrix in matrices])
     torch.testing.assert_close(stacked, alone, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("polynomials", COEFFICIENT_SETS.values(), ids=COEFFICIENT_SETS.keys())
+@pytest.mark.parametrize("shape", [(64, 96), (96, 64), (32, 160)])
+def test_the_gram_form_gives_the_same_result_by_other_products(
+    shape: tuple[int, int], polynomials: Polynomials
+) -> None:
+    assert max(shape) >= GRAM_ASPECT * min(shape)
+    matrices = gaussian(2, *shape)
+    plain = newton_schulz(matrices, polynomials, torch.float64)
+    gram = newton_schulz(matrices, polynomials, torch.float64, gram=True)
+    assert not torch.equal(gram, plain)
+    torch.testing.assert_close(gram, plain, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(newton_schulz(matrices[:1], polynomials, torch.float64, gram=True), gram[:1])
+
+
+def test_nearly_square_matrices_are_iterated_plainly_even_when_the_gram_form_is_asked_for() -> None:
+    matrices = gaussian(2, 64, 64)
+    plain = newton_schulz(matrices, QUINTIC, torch.float64)
+    assert torch.equal(newton_schulz(matrices, QUINTIC, torch.float64, gram=True), plain)
+
+
+@pytest.mark.parametrize("polynomials", [QUINTIC, TUNED_QUINTIC, POLAR_EXPRESS], ids=["quintic", "tuned", "polar"])
+def test_the_gram_form_in_bfloat16_stays_within_four_percent_of_float64(polynomials: Polynomials) -> None:
+    matrices = gaussian(2, 128, 384)
+    exact = newton_schulz(matrices, polynomials, torch.float64)
+    rounded = newton_schulz(matrices.float(), polynomials, torch.bfloat16, gram=True).double()
+    assert 0 < (rounded - exact).norm() / exact.norm() < 0.04
+
+
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("polynomials", COEFFICIENT_SETS.values(), ids=COEFFICIENT_SETS.keys())
+def test_singular_values_far_apart_or_zero_give_no_singular_value_above_the_polynomials(
+    polynomials: Polynomials, gram: bool
+) -> None:
+    """What a Gram matrix rounded to bfloat16 cannot hold, squares below a thousandth, must not blow up."""
+    left, right = torch.linalg.qr(gaussian(64, 64)).Q, torch.linalg.qr(gaussian(160, 64, seed=1)).Q
+    for values in (torch.logspace(0, -8, 64, dtype=torch.float64), torch.tensor([1.0] * 4 + [0.0] * 60).double()):
+        matrix = (left @ torch.diag(values) @ right.T).float()[None]
+        result = torch.linalg.svdvals(newton_schulz(matrix, polynomials, torch.bfloat16, gram=gram)[0].double())
+        assert result.isfinite().all()
+        assert result.max() < 1.35
+
+
+def test_the_result_shares_no_memory_with_the_matrix() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = gaussian(1, 8, 16).to(dtype)
+        kept = matrix.clone()
+        newton_schulz(matrix, (), dtype).zero_()
+        assert torch.equal(matrix, kept)

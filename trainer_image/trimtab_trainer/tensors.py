@@ -1,11 +1,15 @@
 """Typed doors to the parts of PyTorch that its type stubs leave open."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from contextlib import AbstractContextManager
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
+
+Result = TypeVar("Result")
 
 IGNORED_TARGET = -100
 """A target that no loss counts; what `torch.nn.functional.cross_entropy` ignores by default."""
@@ -13,7 +17,10 @@ IGNORED_TARGET = -100
 
 def frobenius_norms(matrices: Tensor) -> Tensor:
     """Return the Frobenius norm [..., 1, 1] of each of `matrices` [..., rows, columns]."""
-    return matrices.square().sum((-2, -1), keepdim=True).sqrt()
+    return cast(
+        "Tensor",
+        torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True),  # pyright: ignore[reportUnknownMemberType]
+    )
 
 
 def global_norm(tensors: Sequence[Tensor]) -> float:
@@ -54,6 +61,23 @@ def floats(tensor: Tensor) -> list[float]:
 def backpropagate(loss: Tensor) -> None:
     """Add the gradient of `loss` to every parameter's `grad`."""
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
+
+
+def checkpointed(
+    function: Callable[..., Result],
+    *arguments: object,
+    contexts: Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]],
+) -> Result:
+    """Call `function` so that it keeps no activations and is called again in the backward pass.
+
+    `contexts` makes what surrounds the first call and the second one. Random numbers of PyTorch's own are not repeated.
+    """
+    return cast(
+        "Result",
+        checkpoint(  # pyright: ignore[reportUnknownMemberType]
+            function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+        ),
+    )
 
 
 def change_next_gradient(parameter: Tensor, change: Callable[[Tensor], Tensor]) -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from trimtab_trainer.fields import positive, raise_if_any, within
 
-CoefficientSet = Literal["quintic", "polar_express"]
+CoefficientSet = Literal["quintic", "tuned_quintic", "polar_express", "deepseek_v4", "cubic"]
 ComputeType = Literal["bfloat16", "float32", "float64"]
 
 

@@ -12,8 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS
 from trimtab_trainer.optim.config import MuonClipConfig
-from trimtab_trainer.optim.newton_schulz import COEFFICIENT_SETS, COMPUTE_TYPES, newton_schulz
+from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, newton_schulz
 
 LARGEST_BATCHED_SIDE: Final = 256
 """On the CPU, stacks of larger matrices leave the cache and cost more than one product after another."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trimtab_trainer.optim.coefficients import Polynomials
 from trimtab_trainer.optim.config import MuonClipConfig
-from trimtab_trainer.optim.newton_schulz import Polynomials
 from trimtab_trainer.tensors import singular_value_decomposition
 
 

@@ -1,38 +1,20 @@
 """Orthogonalisation by Newton-Schulz iteration: from G = U S V^T to about U V^T, with products only.
 
-One iteration is the odd polynomial `a x + b x^3 + c x^5` on every singular value.
+One iteration is the odd polynomial `a x + b x^3 + c x^5` on every singular value. With A = X X^T that is
+X <- (a I + b A + c A^2) X for a wide matrix, and with A = X^T X the same from the right for a tall one: always the
+smaller Gram matrix, which has the same spectrum but for zeros and costs less, and never a transposed copy.
 """
 
+from collections.abc import Iterator
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from trimtab_trainer.optim.config import CoefficientSet, ComputeType
+from trimtab_trainer.optim.coefficients import Polynomials
+from trimtab_trainer.optim.config import ComputeType
 from trimtab_trainer.tensors import frobenius_norms, transposed
-
-Polynomials = tuple[tuple[float, float, float], ...]
-
-QUINTIC: Final[Polynomials] = ((3.4445, -4.7750, 2.0315),) * 5
-"""Jordan et al., Muon (2024). Steep at zero; ends between about 0.68 and 1.13, not at 1."""
-
-POLAR_EXPRESS: Final[Polynomials] = tuple(
-    (a / 1.01, b / 1.01**3, c / 1.01**5)
-    for a, b, c in (
-        (8.28721201814563, -23.595886519098837, 17.300387312530933),
-        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-    )
-)
-"""Amsel et al., The Polar Express (arXiv 2505.16932): the best polynomial of each iteration for singular
-values from 0.001 to 1, with the paper's safety factor of 1.01 against rounding."""
-
-COEFFICIENT_SETS: Final[dict[CoefficientSet, Polynomials]] = {
-    "quintic": QUINTIC,
-    "polar_express": POLAR_EXPRESS,
-}
 
 COMPUTE_TYPES: Final[dict[ComputeType, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
@@ -43,20 +25,85 @@ COMPUTE_TYPES: Final[dict[ComputeType, torch.dtype]] = {
 SMALLEST_NORM: Final = 1e-7
 """Keeps a zero matrix zero instead of dividing by nothing."""
 
+GRAM_ASPECT: Final = 1.5
+"""From this ratio of sides on, the Gram form needs fewer products than the plain one."""
 
-def newton_schulz(matrices: Tensor, polynomials: Polynomials, dtype: torch.dtype) -> Tensor:
-    """Orthogonalise each of `matrices` [count, rows, columns]; the result has type `dtype`.
+GRAM_ITERATIONS: Final = (2, 3)
+"""Iterations of the Gram form between two looks at the matrix itself; the last number is repeated. The first ones must
+be few: they lift singular values whose squares a rounded Gram matrix does not hold."""
 
-    The norm is taken before rounding to `dtype` and only clamped, so scaling by a power of two changes
-    no bit of the result.
+
+def newton_schulz(matrices: Tensor, polynomials: Polynomials, dtype: torch.dtype, *, gram: bool = False) -> Tensor:
+    """Orthogonalise each of `matrices` [count, rows, columns]; the result has type `dtype` and memory of its own.
+
+    The norm is taken before rounding to `dtype` and only clamped, so scaling by a power of two changes no bit of the
+    result. With `gram`, matrices that are long enough are iterated in the Gram form.
     """
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    norms = frobenius_norms(matrices)
-    x = (matrices / norms.clamp(min=SMALLEST_NORM)).to(dtype)
-    # The smaller Gram matrix has the same non-zero spectrum and costs less.
-    x = transposed(x) if tall else x
+    if len(matrices) == 1:
+        # A product of two matrices is far faster than one of two stacks of one, which copies what is transposed.
+        return _orthogonal(matrices[0], polynomials, dtype, gram=gram)[None]
+    return _orthogonal(matrices, polynomials, dtype, gram=gram)
+
+
+def _orthogonal(matrices: Tensor, polynomials: Polynomials, dtype: torch.dtype, *, gram: bool) -> Tensor:
+    """One matrix [rows, columns], or a stack [count, rows, columns]."""
+    # Rounded first: the division then moves half the bytes. No type here has a smaller range than float32.
+    x = matrices.to(dtype, copy=True).div_(frobenius_norms(matrices).clamp(min=SMALLEST_NORM))
+    rows, columns = x.shape[-2:]
+    if gram and max(rows, columns) >= GRAM_ASPECT * min(rows, columns):
+        return _gram_form(x, polynomials)
     for a, b, c in polynomials:
-        gram = x @ transposed(x)
-        even = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, even, x, beta=a)
-    return transposed(x) if tall else x
+        even = _even_part(_gram(x), b, c)
+        x = _multiply_add(x, even, x, beta=a) if rows <= columns else _multiply_add(x, x, even, beta=a)
+    return x
+
+
+def _gram_form(x: Tensor, polynomials: Polynomials) -> Tensor:
+    """Iterate the Gram matrix in place of `x`, which is multiplied once for several iterations.
+
+    An iteration with the factor P = a I + b A + c A^2 turns A into P A P, and the factors of several iterations
+    multiply to one. All are polynomials of the same matrix, so they commute and stay symmetric. The multiple of the
+    identity is added to each factor, not kept apart: apart, numbers of about 40 would cancel to about 1.
+    """
+    for start, stop in pairwise((0, *accumulate(_segments(len(polynomials))))):
+        factor = _product_of_factors(_gram(x), polynomials[start:stop])
+        x = factor @ x if x.shape[-2] <= x.shape[-1] else x @ factor
+    return x
+
+
+def _segments(iterations: int) -> Iterator[int]:
+    """GRAM_ITERATIONS, its last number repeated, until they add up to `iterations`."""
+    for length in chain(GRAM_ITERATIONS, repeat(GRAM_ITERATIONS[-1])):
+        if iterations <= 0:
+            return
+        yield min(length, iterations)
+        iterations -= length
+
+
+def _product_of_factors(gram: Tensor, polynomials: Polynomials) -> Tensor:
+    """Return the matrix that one iteration after the other multiplies with."""
+    product: Tensor | None = None
+    for index, (a, b, c) in enumerate(polynomials):
+        factor = _even_part(gram, b, c)
+        factor.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = factor if product is None else factor @ product
+        if index < len(polynomials) - 1:
+            gram = factor @ (gram @ factor)
+    assert product is not None
+    return product
+
+
+def _gram(x: Tensor) -> Tensor:
+    """The smaller of X X^T and X^T X."""
+    return x @ transposed(x) if x.shape[-2] <= x.shape[-1] else transposed(x) @ x
+
+
+def _even_part(gram: Tensor, b: float, c: float) -> Tensor:
+    """b A + c A^2."""
+    return _multiply_add(gram, gram, gram, beta=b, alpha=c)
+
+
+def _multiply_add(added: Tensor, left: Tensor, right: Tensor, *, beta: float, alpha: float = 1.0) -> Tensor:
+    """beta * added + alpha * left @ right, rounded once."""
+    multiply_add = torch.addmm if added.ndim == 2 else torch.baddbmm
+    return multiply_add(added, left, right, beta=beta, alpha=alpha)
