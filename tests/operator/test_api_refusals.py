@@ -264,6 +264,10 @@ FIXED = {
     "order": ({"trainer": {"config": {"data": {"order": "shuffled"}}}}, "config.data.order"),
     "initial seed": ({"trainer": {"config": {"seed": 1}}}, "config.seed"),
     "global batch": ({"trainer": {"config": {"globalBatch": 4}}}, "config.globalBatch"),
+    "length of a sample": ({"trainer": {"config": {"model": {"sequence": 64}}}}, "config.model.sequence"),
+    "kind of a source": ({"trainer": {"config": {"data": {"kind": "uint16"}}}}, "config.data.kind"),
+    "field of a line": ({"trainer": {"config": {"data": {"textField": "body"}}}}, "config.data.textField"),
+    "a mixture": ({"trainer": {"config": {"data": {"sources": [{"path": "/data"}]}}}}, "config.data.sources"),
 }
 
 
@@ -278,6 +282,35 @@ def test_what_gives_checkpoints_their_meaning_is_fixed_from_the_first_one_on(
     refusal = api.refusal(training_job(namespace=namespace, suspend=True, **changes))
     assert field in refusal
     assert "start a new TrainingJob" in refusal
+
+
+SOURCES = [{"path": "/data/web", "kind": "uint16", "weight": 0.7}, {"path": "/data/books", "weight": 3}]
+
+
+def with_sources(namespace: str, *sources: dict[str, Any]) -> dict[str, Any]:
+    return training_job(namespace=namespace, suspend=True, trainer={"config": {"data": {"sources": list(sources)}}})
+
+
+def test_a_mixture_is_fixed_from_the_first_checkpoint_on_and_its_files_may_move(api: ControlPlane) -> None:
+    namespace = api.create_namespace("mixture")
+    web, books = SOURCES
+    api.apply(with_sources(namespace, web, books))
+    api.apply(with_sources(namespace, books, web))
+    api.apply(with_sources(namespace, web, books))
+    patch_status(api, namespace, CHECKPOINTED)
+    for changed in (
+        (web,),
+        (books, web),
+        (web, books, books),
+        ({**web, "weight": 0.6}, books),
+        ({**web, "kind": "bytes"}, books),
+        (web, {**books, "textField": "body"}),
+    ):
+        refusal = api.refusal(with_sources(namespace, *changed))
+        assert "config.data.sources: number, order and " in refusal
+        assert "start a new TrainingJob" in refusal
+    moved = {**web, "path": "s3://corpora/web", "name": "web", "weight": 0.7}
+    api.apply(with_sources(namespace, moved, {**books, "kind": "bytes"}))
 
 
 @pytest.mark.parametrize("changes", [changes for changes, _ in FIXED.values()], ids=FIXED)

@@ -16,6 +16,7 @@ from trimtab_operator.resources.training_job import (
     MAX_NAME,
     NAME_PATTERN,
     POSITION_FIELDS,
+    SAMPLE_FIELDS,
     TrainingJobSpec,
     TrainingJobStatus,
 )
@@ -75,11 +76,23 @@ def _unchanged(path: str) -> str:
 
 def _unchanged_if_given(path: str) -> str:
     """Equality where any part of the path below `spec` may be absent; optional chaining has no cost estimate."""
-    parts = path.split(".")
-    chains = [".".join(parts[: end + 1]) for end in range(1, len(parts))]
-    new = " && ".join(f"has(self.{chain})" for chain in chains)
-    old = " && ".join(f"has(oldSelf.{chain})" for chain in chains)
+    new, old = _given("self", path), _given("oldSelf", path)
     return f"(({new}) ? ({old}) && {_unchanged(path)} : !({old}))"
+
+
+def _given(side: str, path: str) -> str:
+    """Whether every part of a path below `spec` is there."""
+    parts = path.split(".")
+    return " && ".join(f"has({side}.{'.'.join(parts[: end + 1])})" for end in range(1, len(parts)))
+
+
+def _same_sources(field: str, default: str) -> str:
+    """Whether the sources of a mixture have the same values of a field, one by one."""
+    path = "spec.trainer.config.data.sources"
+    new, old = _given("self", path), _given("oldSelf", path)
+    value = f"has(source.{field}) ? source.{field} : {default}"
+    same = " == ".join(f"{side}.{path}.map(source, {value})" for side in ("self", "oldSelf"))
+    return f"(({new}) ? ({old}) && {same} : !({old}))"
 
 
 def _training_job_rules() -> tuple[Mapping[str, str], ...]:
@@ -112,7 +125,16 @@ def _training_job_rules() -> tuple[Mapping[str, str], ...]:
             f"config.{field} {fixed}",
             fieldPath=".spec.trainer.config",
         )
-        for field in POSITION_FIELDS
+        for field in (*POSITION_FIELDS, *SAMPLE_FIELDS)
+    ]
+    # Three rules, for one that compares all of a source would be refused for its cost.
+    rules += [
+        validation(
+            f"{_same_sources(field, default)} || {_NO_CHECKPOINT_YET}",
+            f"config.data.sources: number, order and {field} of sources {fixed}; their paths and names may change",
+            fieldPath=".spec.trainer.config",
+        )
+        for field, default in (("weight", "1.0"), ("kind", "'bytes'"), ("textField", "'text'"))
     ]
     return tuple(rules)
 

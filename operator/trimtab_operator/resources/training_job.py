@@ -105,6 +105,8 @@ class ResourcesPerNode(Resource):
 
 
 _WHOLE_NUMBER = {"type": "integer", "format": "int64", "minimum": 0}
+_KIND = {"type": "string", "maxLength": 16}
+_TEXT_FIELD = {"type": "string", "maxLength": 64}
 _CONFIG_SCHEMA: dict[str, Any] = {
     "x-kubernetes-preserve-unknown-fields": True,
     "properties": {
@@ -116,7 +118,23 @@ _CONFIG_SCHEMA: dict[str, Any] = {
             "properties": {
                 "order": {"type": "string", "maxLength": 16, "enum": ["sequential", "shuffled"]},
                 "seed": _WHOLE_NUMBER,
+                "kind": _KIND,
+                "textField": _TEXT_FIELD,
+                "sources": {
+                    "type": "array",
+                    "maxItems": 32,
+                    "items": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                        "properties": {"weight": {"type": "number"}, "kind": _KIND, "textField": _TEXT_FIELD},
+                    },
+                },
             },
+        },
+        "model": {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+            "properties": {"sequence": {**_WHOLE_NUMBER, "minimum": 1}},
         },
     },
 }
@@ -124,6 +142,9 @@ _CONFIG_SCHEMA: dict[str, Any] = {
 
 POSITION_FIELDS = ("seed", "globalBatch", "data.order", "data.seed")
 """Fields of `trainer.config` that give a data position its meaning: fixed from the first checkpoint on."""
+
+SAMPLE_FIELDS = ("data.kind", "data.textField", "model.sequence")
+"""Those that say what a sample of the only source is: likewise."""
 
 
 class Trainer(Resource):
@@ -156,8 +177,9 @@ class Trainer(Resource):
     resources_per_node: ResourcesPerNode | None = None
     env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64, json_schema_extra=list_map("name"))] = ()
     config: dict[str, Any] = Field(default={}, json_schema_extra=_CONFIG_SCHEMA)
-    """The trainer's own configuration, checked by the trainer. Seeds, global batch and data order cannot change after
-    the first checkpoint."""
+    """The trainer's own configuration, checked by the trainer. What gives a data position its meaning cannot
+    change after the first checkpoint: seeds, global batch, order, sample length, and of the sources number, order,
+    weights and kinds."""
 
 
 class PodTemplate(Resource):
