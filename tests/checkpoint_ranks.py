@@ -97,6 +97,7 @@ class Ranks:
     limits: CheckpointLimits = FAST
     run_id: RunId = RUN
     root: str = "some/root"
+    source: RunId | None = None
     progress: list[int] = field(default_factory=list)
     on_progress: Callable[[], None] | None = None
     prove: Callable[[int], None] = lambda _rank: None
@@ -124,6 +125,7 @@ class Ranks:
                 on_progress=self._progress_of(rank),
                 prove=partial(self.prove, rank),
                 limits=self.limits,
+                source=self.source,
             )
             for rank in range(self.world_size)
         ]

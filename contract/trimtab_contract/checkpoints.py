@@ -13,6 +13,10 @@ SCHEMA = 2
 """Of the manifests that are written. Schema 1, which knew no slices, is still read."""
 
 
+Trigger = Literal["Initial", "Periodic", "Final", "Terminated", "Suspect"]
+"""Why a state was saved. A suspect one is that of a run which was held: evidence, and never restored."""
+
+
 class StoredSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of an object that is deserialised by itself: a chunk of the tensor `name`, or a plain value."""
 
@@ -54,13 +58,14 @@ class EvaluationProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     `losses[rank]` are float64 images of the float32 losses, None where one is not finite (JSON writes it so): the
     state may be sound and the window bad. `window_sha256` hashes the bytes of the whole window. `data` is what the run
-    trains on; None in manifests of versions that did not say.
+    trains on, `micro_batch` how many samples were computed at once; None in manifests of versions that did not say.
     """
 
     window: int
     window_sha256: str
     losses: tuple[float | None, ...]
     data: DataDescription | None = None
+    micro_batch: int | None = None
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +89,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     config_sha256: str
     code_sha256: str
     versions: dict[str, str]
-    trigger: Literal["Initial", "Periodic", "Final", "Terminated"]
+    trigger: Trigger
     saved_at: float
     schema: int = SCHEMA
 

@@ -26,6 +26,8 @@ MAX_REASON_CHARACTERS = 300
 SHOWN_CHARACTERS = 200
 """Likewise, of a key."""
 
+SUSPECT_STATE = "the state at which the run was held: evidence, never a target"
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -52,10 +54,13 @@ async def look_at_claims(
                 (Rejected(ascii(reference.key[:SHOWN_CHARACTERS]), "claimed, but no checkpoint of this run"),)
             )
             continue
-        if not _may_exist(state, attempt, reference.step, trained):
+        survives = _may_exist(state, attempt, reference.step, trained)
+        if not survives and not _was_held(state, attempt, reference.step):
             continue
         try:
-            claims.append(await _look_at(store, run, reference, attempt))
+            claim = await _look_at(store, run, reference, attempt)
+            # The state of a hold may be stored after the run went back behind it; it is only ever evidence.
+            claims += [claim] if survives or not claim.usable else []
         except CredentialsRefused:
             raise
         except StoreRefused as error:
@@ -76,6 +81,12 @@ def _attempt(root: str, run: RunId, reference: CheckpointReference) -> int | Non
 def _may_exist(state: RunState, attempt: int, step: int, trained: int) -> bool:
     """Whether the surviving history can contain the checkpoint, as far as the run is known to have got."""
     return bool(state.attempts) and state.owner(step) == attempt and (attempt != state.attempt or step <= trained)
+
+
+def _was_held(state: RunState, attempt: int, step: int) -> bool:
+    """Whether an incident held the run there."""
+    incidents = (*state.closed, *((state.incident,) if state.incident else ()))
+    return any((one.latch.attempt, one.held_step) == (attempt, step) for one in incidents)
 
 
 async def _look_at(store: CheckpointStore, run: RunId, reference: CheckpointReference, attempt: int) -> CheckpointClaim:
@@ -125,7 +136,7 @@ def _wrong(manifest: CheckpointManifest, run: RunId, reference: CheckpointRefere
         return "replicas disagreed when it was saved"
     if manifest.finite.nonfinite:
         return f"{manifest.finite.nonfinite} elements of {', '.join(manifest.finite.tensors)} are not finite"
-    return ""
+    return SUSPECT_STATE if manifest.trigger == "Suspect" else ""
 
 
 async def _missing(store: CheckpointStore, reference: CheckpointReference, manifest: CheckpointManifest) -> str:

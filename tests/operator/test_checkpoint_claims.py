@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from object_store_fixture import ADMIN, ObjectStoreServer
-from run_states import attempts, run_state
+from run_states import attempts, incident, latch, run_state
 from saving_trainer import Trainer
 from trimtab_contract.checkpoints import (
     FiniteScan,
@@ -81,6 +81,7 @@ async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
         (lambda one: msgspec.structs.replace(one.save(), sha256="0" * 64), "SHA-256 is not the one the trainer named"),
         (lambda one: one.nothing(), "does not exist"),
         (lambda one: one.save(schema=9), "schema 9"),
+        (lambda one: one.save(trigger="Suspect"), "the state at which the run was held: evidence, never a target"),
     ],
 )
 async def test_a_checkpoint_that_cannot_be_trusted_is_refused_with_its_reason(
@@ -130,6 +131,21 @@ async def test_a_checkpoint_that_the_surviving_history_cannot_contain_is_no_cand
 ) -> None:
     state = run_state(attempts=attempts((None, 0), (1, 80)) if step in {80, 81} else attempts((None, 0)))
     assert await look(store, trainer, trainer.save(step, attempt=attempt), state=state) == ()
+
+
+async def test_the_state_of_a_hold_is_known_also_when_it_is_stored_after_the_run_went_back(
+    store: S3CheckpointStore, trainer: Trainer
+) -> None:
+    held = incident(latch=latch(first_bad_step=88), held_step=90)
+    history = attempts((None, 0), (1, 80))
+    late, sound, elsewhere = (
+        trainer.save(90, trigger="Suspect"),
+        trainer.save(90),
+        trainer.save(89, trigger="Suspect"),
+    )
+    for state in (run_state(attempts=history, incident=held), run_state(attempts=history, closed=(held,))):
+        (claim,) = await look(store, trainer, late, sound, elsewhere, state=state)
+        assert (claim.reference, claim.attempt, claim.usable) == (late, 1, False)
 
 
 @pytest.mark.parametrize(("step", "attempt"), [(0, 1), (80, 1), (81, 2), (100, 2)])

@@ -48,7 +48,7 @@ def refusal(checkpoint: Kept, objects: dict[str, bytes], live: FlatState, folder
     """Why some rank does not restore the checkpoint from these objects; empty when every rank does."""
     STORE.content = {f"{checkpoint.prefix}{name}": body for name, body in objects.items()}
     for rank in range(2):
-        restoration = Restoration(STORE, ROOT, RUN, rank, 0.0, threading.Event(), lambda: None)
+        restoration = Restoration(STORE, ROOT, (RUN,), rank, 0.0, threading.Event(), lambda: None)
         try:
             restoration.fetch(checkpoint.reference, live, SkipLedger(), folder)
         except RestoreFailed as error:

@@ -18,11 +18,16 @@ pytestmark = pytest.mark.timeout(600)
 
 STEPS = 22
 EVERY = 5
-EXACT = ("loss", "loss_max", "grad_norm", "clip_ratio", "lr", "update_rms")
+EXACT = ("loss", "loss_max", "grad_norm", "clip_ratio", "lr", "update_rms", "loss_scale")
 CONFIG: dict[str, Any] = {
     "steps": STEPS,
     "model": {"width": 32, "layers": 2, "heads": 2, "sequence": 32, "dropout": 0.1},
     "data": {"order": "shuffled", "seed": 5},
+    # All that a step can keep for the next one: the loss scale doubles every few steps, and halves when it is too much.
+    "precision": "float16",
+    "lossScale": {"initial": 65536, "growthInterval": 4},
+    "gradientAccumulationSteps": 2,
+    "gradientClip": 0.5,
 }
 TOLERANCE = 2e-4
 """How far losses of worlds of different sizes lie apart at most, relative: they add up in another order."""
@@ -90,6 +95,8 @@ def test_worlds_of_one_two_and_four_ranks_go_on_from_each_others_checkpoints(run
             first = story.train(handed_on)
             whole = whole or first
             assert far_apart(first, whole) < TOLERANCE
+            assert min(one["clip_ratio"] for one in whole.values()) < 1
+            assert len({one["loss_scale"] for one in whole.values()}) > 1
 
             # Back twice within one epoch, then back and around some windows, and back again as if nothing had been.
             early = run.saved(min(first) - 1 + EVERY, story.attempt)

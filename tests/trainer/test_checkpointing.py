@@ -329,6 +329,10 @@ class TestForeignCheckpoints:
         forged = rewritten(store, reference, objects={**objects, "../outside": objects[".metadata"]})
         expect_failure(ranks, forged, RestoreFailure.MANIFEST_INCONSISTENT)
 
+    def test_a_suspect_state_is_stored_and_never_restored(self, world: Callable[..., Ranks]) -> None:
+        ranks = world()
+        expect_failure(ranks, ranks.saved(equal_states(7), 30, trigger="Suspect"), RestoreFailure.STATE_NOT_VALID)
+
     def test_a_state_marked_not_finite_is_refused(self, world: Callable[..., Ranks], store: ObjectStore) -> None:
         ranks = world()
         forged = rewritten(store, ranks.saved(equal_states(7), 30), replicas_agree=False)
@@ -400,7 +404,7 @@ class TestOutages:
             for step in (30, 40, 50):
                 ranks.save(states, step)
             ranks.save(states, 60, trigger="Final")
-            assert [ranks.drain(rank) for rank in range(2)] == [[CheckpointBehind(50, 2)]] * 2
+            assert [ranks.drain(rank) for rank in range(2)] == [[CheckpointBehind(50, 2, "Periodic")]] * 2
         finally:
             object_store.thaw()
         assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [True, True]

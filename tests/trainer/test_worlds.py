@@ -181,6 +181,14 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
         run.ack(AckState.RESTORED, back)
         run.direct(Action.RUN, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2)
         run.ack(AckState.FINISHED, attempt=5)
+        # A state that is held in an incident is kept as evidence, once; one in which the replicas differ was not.
+        for _ in range(2):
+            held = run.direct(
+                Action.HOLD, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2, incident="i-2"
+            )
+            run.ack(AckState.HOLDING, held)
+        suspects = until("evidence", lambda: [m for m in run.manifests() if m.trigger == "Suspect"] or None)
+        assert [(one.attempt, one.step) for one in suspects] == [(5, 40)]
         run.direct(Action.FINISH, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2)
         assert world.ended() == [0, 0]
     assert {run.message(node).reason for node in (0, 1)} == {Reason.FINISHED}
@@ -243,6 +251,7 @@ def test_a_killed_rank_ends_the_world_and_the_next_one_resumes_bit_for_bit(make_
     said = run.ack(AckState.TERMINATED)
     messages = [run.message(node, 2) for node in (0, 1)]
     assert [m.reason for m in messages] == [Reason.TERMINATED] * 2
+    assert all("this world ends as it was told, and another one goes on" in run.log(node, 2) for node in (0, 1))
     assert messages[0].saved == messages[1].saved == said.checkpoint
     assert messages[0].saved is not None
     assert messages[0].saved.step == messages[0].step == messages[1].step == said.step

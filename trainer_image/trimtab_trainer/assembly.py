@@ -5,7 +5,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -53,13 +53,13 @@ class Prepared:
 def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
     """Build model, data and store; raises BadConfig with all that is wrong with any of them, or DataUnreadable."""
     trainee = Trainee(config)
-    problems: list[str] = []
+    problems = list(_share_problems(config, environment.world_size))
     vitals = Vitals()
     data = _tried(lambda: _data(config, environment, vitals.advance), problems)
     store = _tried(lambda: _store(environment), problems)
     parameters = dict(trainee.named_parameters())
     faults = _tried(lambda: FaultInjector(config.faults, environment.rank, parameters), problems)
-    if data is None or store is None or faults is None:
+    if problems or data is None or store is None or faults is None:
         raise BadConfig(problems)
     return Prepared(
         environment=environment,
@@ -71,6 +71,16 @@ def prepare(environment: Environment, config: TrainerConfig, config_sha256: str)
         faults=faults,
         vitals=vitals,
     )
+
+
+def _share_problems(config: TrainerConfig, ranks: int) -> Iterator[str]:
+    """Whether every rank's share of the global batch can be cut; whether there are such shares, the data say."""
+    share, steps = config.global_batch // ranks, config.gradient_accumulation_steps
+    if config.global_batch % ranks == 0 and share % steps:
+        yield (
+            f"gradientAccumulationSteps: {steps} must divide {share}, the samples of globalBatch "
+            f"that each of the {ranks} ranks has"
+        )
 
 
 def _tried(build: Callable[[], _Part], problems: list[str]) -> _Part | None:
@@ -107,6 +117,7 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
         exchange=world.gather_text,
         coordination=world.store,
         staging=Path(tempfile.mkdtemp(prefix="trimtab-checkpoints-")),
+        source=environment.source,
         on_progress=vitals.advance,
         prove=prove,
         limits=CheckpointLimits(
@@ -129,7 +140,7 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
         state=WorldState(attempt=environment.world, steps=config.steps),
         vitals=vitals,
         trainee=prepared.trainee,
-        training_state=TrainingState(prepared.trainee.model, prepared.trainee.optimizer),
+        training_state=TrainingState(prepared.trainee.model, prepared.trainee.optimizer, prepared.trainee.scaler),
         data=prepared.data,
         batch_log=batch_log,
         store=store,

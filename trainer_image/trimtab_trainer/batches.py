@@ -1,6 +1,7 @@
 """What a step trains on."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,3 +24,9 @@ class Batch:
     """[share] int64, the absolute positions of the samples: what dropout is keyed by."""
 
     rate_override: RateOverride | None
+
+    def micro_batches(self, count: int) -> Iterator["Batch"]:
+        """The same samples in order, cut into `count` batches of equal size, which must divide the share."""
+        parts = (self.tokens.chunk(count), self.targets.chunk(count), self.sample_ids.chunk(count))
+        for tokens, targets, sample_ids in zip(*parts, strict=True):
+            yield replace(self, tokens=tokens, targets=targets, sample_ids=sample_ids)

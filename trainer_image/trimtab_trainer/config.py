@@ -12,6 +12,7 @@ from trimtab_contract.keys import RunId
 from trimtab_trainer.data_config import DataConfig, PackingConfig, SourceConfig, SourceKind
 from trimtab_trainer.fields import InvalidFields, at_least, positive, raise_if_any
 from trimtab_trainer.mapping import build
+from trimtab_trainer.mixed_precision import LossScaleConfig, Precision
 from trimtab_trainer.model import TransformerConfig
 from trimtab_trainer.optim import MuonClipConfig, Schedule
 
@@ -149,7 +150,7 @@ class TrainerConfig:
     """Last step of the run, counted from 1."""
 
     global_batch: int
-    """Windows per step over all ranks; a multiple of the number of ranks."""
+    """Windows per step over all ranks; a multiple of the number of ranks times `gradient_accumulation_steps`."""
 
     model: TransformerConfig = field(default_factory=TransformerConfig)
     optimizer: MuonClipConfig = field(default_factory=MuonClipConfig)
@@ -159,6 +160,13 @@ class TrainerConfig:
     seed: int = 0
     """Key of the initial weights and of dropout."""
 
+    gradient_accumulation_steps: int = 1
+    """Micro-batches in which each rank computes its share of a step: as many times less memory for activations."""
+
+    precision: Precision = "float32"
+    """In which the model's products are computed; parameters, gradients and moments are float32 in any case."""
+
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     gradient_clip: float = 1.0
     """Largest global norm of the gradient."""
 
@@ -187,6 +195,7 @@ class TrainerConfig:
             (
                 at_least("steps", self.steps, 1),
                 at_least("global_batch", self.global_batch, 1),
+                at_least("gradient_accumulation_steps", self.gradient_accumulation_steps, 1),
                 positive("gradient_clip", self.gradient_clip),
                 at_least("replica_check_every", self.replica_check_every, 1),
                 at_least("max_withheld_steps", self.max_withheld_steps, 1),
@@ -196,7 +205,17 @@ class TrainerConfig:
                 at_least("bucket_mebibytes", self.bucket_mebibytes, 1),
                 *self._schedule_problems(),
                 *self.data.problems(self.model.vocab_size),
+                self._qk_clip_problem(),
             )
+        )
+
+    def _qk_clip_problem(self) -> str | None:
+        threshold = self.optimizer.qk_clip_threshold
+        if threshold is None or not self.model.attention.qk_norm:
+            return None
+        return (
+            f"optimizer.qk_clip_threshold: {threshold} must be null with model.attention.qkNorm: "
+            "the norm undoes whatever QK-Clip does to the weights before it"
         )
 
     def _schedule_problems(self) -> tuple[str, ...]:
@@ -255,6 +274,8 @@ class Environment:
     s3_endpoint: str
     checkpoint_every: int
     progress_deadline: float
+    source: RunId | None = None
+    """The run that this one continues: its checkpoints may be restored, too."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str], hostname: str) -> "Environment":
@@ -276,6 +297,7 @@ class Environment:
             s3_endpoint=reader.text("TRIMTAB_S3_ENDPOINT"),
             checkpoint_every=reader.whole("TRIMTAB_CHECKPOINT_EVERY", 1),
             progress_deadline=reader.seconds("TRIMTAB_PROGRESS_DEADLINE"),
+            source=reader.run("TRIMTAB_RESUME_FROM") if variables.get("TRIMTAB_RESUME_FROM") else None,
         )
         for secret in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             reader.text(secret)

@@ -59,6 +59,7 @@ class DirectiveExecutor:
         self._said = Statement(AckState.WAITING)
         self._failure: Statement | None = None
         self._evidence: dict[tuple[int, int, Diagnose], ProbeResult] = {}
+        self._kept: set[tuple[int, int]] = set()
 
     def announce(self, state: AckState) -> None:
         """Say so, and repeat it until the next statement."""
@@ -187,16 +188,23 @@ class DirectiveExecutor:
             self._compare_replicas()
             reason = Reason.NON_FINITE if state.self_held else None
             detail = self._said.detail if state.self_held else ""
+            nonfinite = self._scan()
             self._say(
-                Statement(
-                    AckState.HOLDING, detail=detail, reason=reason, replicas=state.replicas, nonfinite=self._scan()
-                )
+                Statement(AckState.HOLDING, detail=detail, reason=reason, replicas=state.replicas, nonfinite=nonfinite)
             )
+            if directive.incident is not None and nonfinite == () and not state.replicas_differ:
+                self._keep_suspect()
         if directive.diagnose is not None and state.ready:
             measured = restored if restored is not None and restored.step == state.step else None
             evidence = self._diagnose(directive.diagnose, measured)
             if evidence is not None:
                 self._say(Statement(AckState.DIAGNOSED, checkpoint=measured, evidence=evidence))
+
+    def _keep_suspect(self) -> None:
+        """Once per state: store it in the background, before it is overwritten. Nothing waits for it."""
+        if (key := (self._state.attempt, self._state.step)) not in self._kept:
+            self._kept.add(key)
+            self._runtime.save("Suspect")
 
     def _diagnose(self, diagnose: Diagnose, measured: CheckpointReference | None) -> EvidenceReference | None:
         """Measure once per state and set of windows; repeated directives get the same evidence.

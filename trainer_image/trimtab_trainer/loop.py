@@ -12,25 +12,27 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from trimtab_trainer.accumulation import MicroBatches, accumulate
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data.packing import targets_of
+from trimtab_trainer.mixed_precision import LossScaler, computing_in
 from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
 from trimtab_trainer.reduction import GradientBuckets, Reduced
 from trimtab_trainer.session import Gate, Session
-from trimtab_trainer.tensors import backpropagate, first_index
 
 
 class Trainee:
-    """Model and optimizer: what a checkpoint holds, and what a probe may look at."""
+    """Model, optimizer and loss scaler: what a checkpoint holds, and what a probe may look at."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self.config = config
         self.rates = config.rates
         self.model = Transformer(config.model, seed=config.seed)
         self.optimizer = MuonClip(self.model.named_parameters(), self.model.query_key_parameters(), config.optimizer)
+        self.scaler = LossScaler(config.precision, config.loss_scale)
 
     def learning_rate(self, step: int, override: RateOverride | None) -> float:
         """Muon's learning rate at a step, from 1."""
@@ -44,62 +46,76 @@ class Trainee:
     def losses(self, samples: Tensor) -> Tensor:
         """The evaluation-mode loss of each of `samples` [batch, tokens + 1]; leaves no trace in the state."""
         with _evaluating(self.model):
-            separator = self.config.data.masked_separator
+            # In micro-batches, too: what fits into memory while training must fit here.
+            parts = samples.chunk(self.config.gradient_accumulation_steps)
+            return torch.cat([self._losses(part) for part in parts])
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """One forward pass; the largest attention logits come with it."""
+        config = self.config
+        with computing_in(config.precision, batch.tokens.device.type):
+            return self.model(
+                batch.tokens,
+                batch.targets,
+                qk_threshold=config.optimizer.qk_clip_threshold or math.inf,
+                exact=config.telemetry.exact_max_logits,
+                sample_ids=batch.sample_ids,
+                masked=config.data.masked_separator is not None,
+            )
+
+    def _losses(self, samples: Tensor) -> Tensor:
+        separator = self.config.data.masked_separator
+        with computing_in(self.config.precision, samples.device.type):
             output = self.model(
                 samples[:, :-1], targets_of(samples, separator), reduction="none", masked=separator is not None
             )
-        return _loss(output)
+        assert output.loss is not None
+        return output.loss
 
 
 def train(session: Session, trainee: Trainee, world: World) -> None:
     """Train until the session ends the world, which it does by raising WorldEnded."""
-    config, model, optimizer = trainee.config, trainee.model, trainee.optimizer
+    config, model, optimizer, scaler = trainee.config, trainee.model, trainee.optimizer, trainee.scaler
     parameters = trainee.named_parameters()
     buckets = GradientBuckets([parameter for _, parameter in parameters], world, config.bucket_mebibytes << 20)
     gradients = [(name, _gradient(parameter)) for name, parameter in parameters]
     model.train()
 
+    def compute(batch: Batch) -> tuple[MicroBatches, Reduced, GradientClip]:
+        buckets.zero()
+        computed = accumulate(batch, config.gradient_accumulation_steps, trainee.forward, scale=scaler.scale)
+        reduced = buckets.reduce(computed)
+        scaler.unscale(gradient for _, gradient in gradients)
+        return computed, reduced, clip_gradients([gradient for _, gradient in gradients], config.gradient_clip)
+
     for batch in session.batches():
         optimizer.set_lr(trainee.rates.factor(batch.step, batch.rate_override))
-        buckets.zero()
-        output = forward(model, batch, config)
-        backpropagate(_loss(output))
-        reduced = buckets.reduce(_loss(output), output.attention.max_logit, output.attention.exact)
-        clip = clip_gradients([gradient for _, gradient in gradients], config.gradient_clip)
+        scaler.begin()
+        computed, reduced, clip = compute(batch)
+        # While losses and logits are finite, a gradient that is not may be the scale's doing; every rank sees the same.
+        while not clip.finite and not reduced.nonfinite and scaler.back_off():
+            session.progress()
+            computed, reduced, clip = compute(batch)
 
         # Every rank learns here, before anything changes, whether this update may happen at all.
-        gate = session.gate(first_bad(output, clip, gradients))
-        if gate is Gate.AGAIN:
-            continue
-        update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
-        session.report(scalars(reduced, clip, gradients, optimizer.lr, update), vectors(reduced, update))
+        gate = session.gate(first_bad(computed, clip, gradients))
+        if gate is not Gate.AGAIN:
+            update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
+            numbers = scalars(reduced, clip, gradients, optimizer.lr, update) | scaler.scalars()
+            session.report(numbers, vectors(reduced, update))
+        scaler.settle(updated=gate is Gate.UPDATE)
 
 
-def forward(model: Transformer, batch: Batch, config: TrainerConfig) -> ModelOutput:
-    """One forward pass; the largest attention logits come with it."""
-    return model(
-        batch.tokens,
-        batch.targets,
-        qk_threshold=config.optimizer.qk_clip_threshold or math.inf,
-        exact=config.telemetry.exact_max_logits,
-        sample_ids=batch.sample_ids,
-        masked=config.data.masked_separator is not None,
-    )
-
-
-def first_bad(output: ModelOutput, clip: GradientClip, gradients: list[tuple[str, Tensor]]) -> str | None:
+def first_bad(computed: MicroBatches, clip: GradientClip, gradients: list[tuple[str, Tensor]]) -> str | None:
     """Name the first tensor, in the order of computation, that is not finite; None lets the update pass.
 
-    Loss and logits are this rank's own. The gradient is the reduced one: a flipped bit in a key weight leaves the
+    Losses and logits are this rank's own. The gradient is the reduced one: a flipped bit in a key weight leaves the
     loss finite and shows only there.
     """
-    if (place := first_index(~output.attention.max_logit.isfinite())) is not None:
-        return f"attention logits of layer {place[0]}, head {place[1]}"
-    if not math.isfinite(_loss(output).item()):
-        return "loss"
-    if not clip.finite:
+    bad = computed.first_bad()
+    if bad is None and not clip.finite:
         return f"gradient of {first_non_finite(gradients)}"
-    return None
+    return bad
 
 
 def scalars(
@@ -138,11 +154,6 @@ def _evaluating(model: nn.Module) -> Generator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def _loss(output: ModelOutput) -> Tensor:
-    assert output.loss is not None
-    return output.loss
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trimtab_trainer.accumulation import MicroBatches
 from trimtab_trainer.collectives import World
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What travelled with the gradients: mean and maximum over ranks of the loss, largest logits, raw bad values."""
+    """What travelled with the gradients: mean and maximum of the ranks' losses, largest logits, raw bad values."""
 
     loss: float
     loss_max: float
@@ -26,7 +27,7 @@ class Reduced:
     """Whether every largest logit is exact on every rank; some are upper bounds otherwise."""
 
     nonfinite: int
-    """Non-finite losses and largest logits, counted on every rank before reduction."""
+    """Non-finite losses and largest logits, counted in every micro-batch of every rank before reduction."""
 
 
 class GradientBuckets:
@@ -58,18 +59,18 @@ class GradientBuckets:
             bucket.zero_()
 
     @torch.no_grad()
-    def reduce(self, loss: Tensor, max_logits: Tensor, exact: Tensor) -> Reduced:
-        """Average gradients and loss over the ranks; take the maximum of the losses and of `max_logits`."""
-        bad = (~loss.isfinite()).sum() + (~max_logits.isfinite()).sum()
-        self._tail[0] = loss.detach()
-        self._tail[1] = bad
+    def reduce(self, computed: MicroBatches) -> Reduced:
+        """Average gradients and loss over the ranks; take the maximum of the losses and of the largest logits."""
+        loss, max_logits = computed.loss, computed.max_logits
+        self._tail[0] = loss
+        self._tail[1] = computed.nonfinite
         for bucket in self._buckets:
             self._world.sum(bucket)
         nonfinite = self._tail[1].item()
         for bucket in self._buckets:
             bucket.div_(self._world.size)
-        inexact = (~exact).any().float().view(1)
-        largest = torch.cat((max_logits.detach().flatten().float(), loss.detach().float().view(1), inexact))
+        inexact = (~computed.exact).any().float().view(1)
+        largest = torch.cat((max_logits.flatten().float(), loss.float().view(1), inexact))
         largest = largest.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         self._world.max(largest)
         return Reduced(

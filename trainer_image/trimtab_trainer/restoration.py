@@ -14,7 +14,8 @@ from trimtab_trainer.optim import RateOverride, parameter_checksum
 from trimtab_trainer.runtime import Runtime
 
 LOSS_TOLERANCE = 1e-3
-"""How far the loss may lie from the recorded one when another number of ranks adds it up in another order."""
+"""How far the loss may lie from the recorded one when it is added up in another order: by another number of ranks, or
+in other micro-batches."""
 
 
 def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -> None:
@@ -72,10 +73,10 @@ def _problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
 
 
 def _loss_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
-    """Compare the loss of the recorded window: bit for bit with as many ranks as then, nearly otherwise."""
+    """Compare the loss of the recorded window: bit for bit where it is cut up as it was then, nearly otherwise."""
     recorded = manifest.evaluation.losses
     measured = runtime.evaluation_losses(manifest.evaluation.window)
-    if len(recorded) == len(measured):
+    if len(recorded) == len(measured) and manifest.evaluation.micro_batch in {None, runtime.micro_batch}:
         same = all(_same(now, then) for now, then in zip(measured, recorded, strict=True))
     else:
         now, then = _mean(measured), _mean(recorded)

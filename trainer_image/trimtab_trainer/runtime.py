@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import torch
 from torch import Tensor
-from trimtab_contract.checkpoints import EvaluationProbe
+from trimtab_contract.checkpoints import EvaluationProbe, Trigger
 from trimtab_contract.directives import Ack, AckState, CheckpointReference, Directive, decode
 from trimtab_contract.metrics import MetricRecord
 
@@ -27,7 +27,6 @@ from trimtab_trainer.checkpointing import (
     Verified,
     VerifyFailed,
 )
-from trimtab_trainer.checkpointing.saving import Trigger
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import Environment, TrainerConfig
 from trimtab_trainer.courier import Courier
@@ -216,7 +215,11 @@ class Runtime:
         return False
 
     def save(self, trigger: Trigger) -> None:
-        """Copy the state and store it in the background; every rank calls it at the same boundary."""
+        """Copy the state and store it in the background; every rank calls it at the same boundary.
+
+        A suspect state is stored as it stands, measured on nothing: data that cannot be read now would hold up what it
+        is evidence for.
+        """
         state, directive = self.state, self.state.directive
         self.checkpointer.save(
             self.training_state,
@@ -227,11 +230,11 @@ class Runtime:
             skip=state.ledger,
             lr=None if directive is None else directive.lr,
             learning_rate=self.trainee.learning_rate(state.step + 1, state.rate_override),
-            evaluation=self._evaluation(),
+            evaluation=self._evaluation() if trigger != "Suspect" else self._nothing_measured(),
             config_sha256=self.fingerprints.config,
             code_sha256=self.fingerprints.code,
         )
-        if trigger != "Periodic":
+        if trigger not in {"Periodic", "Suspect"}:
             self._saved_for_good = (state.attempt, state.step)
         logger.info("saving the state after step %d of attempt %d (%s)", state.step, state.attempt, trigger)
 
@@ -259,7 +262,8 @@ class Runtime:
 
     def _pass_on(self, event: CheckpointEvent) -> None:
         if isinstance(event, Saved):
-            self.last_saved = event.reference
+            if event.trigger != "Suspect":
+                self.last_saved = event.reference
             if self.spokesman is not None:
                 self.spokesman.reporter.saved(event.reference)
             self._happened(AckState.SAVED, event.reference, detail=event.trigger)
@@ -278,6 +282,10 @@ class Runtime:
         ack = self.ack(state, self.state.order)
         self.happened(msgspec.structs.replace(ack, checkpoint=checkpoint, by=by, detail=detail))
 
+    def _nothing_measured(self) -> EvaluationProbe:
+        window = self.state.ledger.window_of_step(self.state.step + 1)
+        return EvaluationProbe(window=window, window_sha256="", losses=(), data=self.data.description)
+
     def _evaluation(self) -> EvaluationProbe:
         """The loss of the next window on this state, which a restore measures again."""
         window = self.state.ledger.window_of_step(self.state.step + 1)
@@ -286,7 +294,13 @@ class Runtime:
             window_sha256=self.data.window_digest(window),
             losses=self.evaluation_losses(window),
             data=self.data.description,
+            micro_batch=self.micro_batch,
         )
+
+    @property
+    def micro_batch(self) -> int:
+        """How many samples are computed at once."""
+        return self.config.global_batch // self.world.size // self.config.gradient_accumulation_steps
 
     def evaluation_losses(self, window: int) -> tuple[float, ...]:
         """The evaluation-mode loss of every rank's share of a window, in rank order."""

@@ -11,12 +11,12 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+from trimtab_contract.checkpoints import Trigger
 from trimtab_contract.directives import AckState, Directive, Reason
 from trimtab_contract.evidence import BatchLogEntry
 from trimtab_contract.metrics import MetricRecord, Vector
 
 from trimtab_trainer.batches import Batch
-from trimtab_trainer.checkpointing.saving import Trigger
 from trimtab_trainer.data import targets_of
 from trimtab_trainer.errors import WorldEnded
 from trimtab_trainer.execution import DirectiveExecutor
@@ -131,6 +131,10 @@ class Session:
                 vectors={name: _packed(value) for name, value in vectors.items()},
             )
         )
+
+    def progress(self) -> None:
+        """Say that the step is getting on: it is computed another time, and must not be taken for a hang."""
+        self._runtime.vitals.advance()
 
     def checkpoint(self, trigger: Trigger = "Periodic") -> None:
         """Save in the background, unless the state is known to be bad; every rank calls it at the same step."""

@@ -13,7 +13,6 @@ from trimtab_trainer.checkpointing.events import (
     VerifyFailed,
 )
 from trimtab_trainer.checkpointing.reasons import RestoreFailure, SaveRefusal
-from trimtab_trainer.checkpointing.saving import Trigger
 from trimtab_trainer.checkpointing.state import CountingOptimizer, TrainingState
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "SaveRefused",
     "Saved",
     "TrainingState",
-    "Trigger",
     "VerificationAbandoned",
     "Verified",
     "VerifyFailed",

@@ -18,7 +18,12 @@ class Backlog:
     _stored: int | None = None
 
     def note(self, event: CheckpointEvent, attempt: int) -> None:
-        """Take one event of the checkpoints into account, as it happened in this attempt."""
+        """Take one event of the checkpoints into account, as it happened in this attempt.
+
+        What becomes of a suspect state, from which nobody goes on, is neither a gain nor a loss.
+        """
+        if isinstance(event, (Saved, SaveFailed, CheckpointBehind)) and event.trigger == "Suspect":
+            return
         if isinstance(event, Saved):
             self._stored = event.reference.step
             # One that was on its way before the first was left out does not show that the store keeps up again.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from trimtab_contract import keys
-from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe
+from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe, Trigger
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference, LearningRateOverride
 
@@ -22,7 +22,7 @@ from trimtab_trainer.checkpointing.events import CheckpointBehind, CheckpointEve
 from trimtab_trainer.checkpointing.random_state import rank_state, restore_rank_state
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.checkpointing.restoring import Fetched, Restoration
-from trimtab_trainer.checkpointing.saving import SaveJob, SaveRequest, SaveThread, Trigger
+from trimtab_trainer.checkpointing.saving import SaveJob, SaveRequest, SaveThread
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
 from trimtab_trainer.checkpointing.staging import StagingRoom
 from trimtab_trainer.checkpointing.state import TrainingState
@@ -79,8 +79,11 @@ class Checkpointer:
         on_progress: Callable[[], None],
         prove: Callable[[], None] = lambda: None,
         limits: CheckpointLimits = CheckpointLimits(),
+        source: keys.RunId | None = None,
     ) -> None:
         """Start the background threads. `staging` is a folder of this process's own choice on local disk.
+
+        `source` is the run that this one continues, whose checkpoints may be restored beside its own.
 
         `prove` stores what shows how this rank came to its state; no checkpoint is committed before it succeeded on
         every rank. It runs in the background and may raise StoreError.
@@ -122,8 +125,9 @@ class Checkpointer:
             saved=self._saved,
             stopped=self._stopped,
         )
+        runs = (run,) if source is None else (run, source)
         self._restoration = Restoration(
-            store, root, run, rank, limits.restore_patience_seconds, self._stopped, on_progress
+            store, root, runs, rank, limits.restore_patience_seconds, self._stopped, on_progress
         )
         self._saving.start()
         self._verifying.start()
@@ -145,12 +149,12 @@ class Checkpointer:
     ) -> None:
         """Copy the state after `step` and let the background make it durable; every rank calls it at one boundary.
 
-        A periodic save is left out, on all ranks, while rank 0 has as many pending as allowed. Raises what the
-        exchange raises when a rank is lost.
+        A periodic or suspect save is left out, on all ranks, while rank 0 has as many pending as allowed. Raises what
+        the exchange raises when a rank is lost.
         """
         pending, random = self._agreed_start()
-        if trigger == "Periodic" and pending >= self._limits.max_pending:
-            self._events.append(CheckpointBehind(step, pending))
+        if trigger in {"Periodic", "Suspect"} and pending >= self._limits.max_pending:
+            self._events.append(CheckpointBehind(step, pending, trigger))
             return
         flat = self._room.copy(state.flat())
         prefix = keys.checkpoint_prefix(self._root, self._run, step, attempt, random)

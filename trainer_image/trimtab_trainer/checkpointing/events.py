@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from trimtab_contract.checkpoints import Trigger
 from trimtab_contract.directives import CheckpointReference
 
 from trimtab_trainer.checkpointing.reasons import SaveRefusal
@@ -12,7 +13,7 @@ class Saved:
     """A checkpoint is complete in the store. Every rank reports it."""
 
     reference: CheckpointReference
-    trigger: str
+    trigger: Trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,16 @@ class SaveFailed:
 
     step: int
     detail: str
+    trigger: Trigger
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBehind:
-    """A periodic save was left out: as many as allowed still wait for the store."""
+    """A periodic or suspect save was left out: as many as allowed still wait for the store."""
 
     step: int
     pending: int
+    trigger: Trigger
 
 
 @dataclass(frozen=True, slots=True)

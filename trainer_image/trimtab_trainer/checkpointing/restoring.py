@@ -39,11 +39,11 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Restoration:
-    """Where checkpoints of a run lie, and how patiently they are read."""
+    """Where checkpoints of `runs` lie, and how patiently they are read: of this run, and of one that it continues."""
 
     store: ObjectStore
     root: str
-    run: keys.RunId
+    runs: tuple[keys.RunId, ...]
     rank: int
     patience_seconds: float
     stopped: threading.Event
@@ -57,9 +57,9 @@ class Restoration:
         whole before anything is loaded.
         """
         deadline = time.monotonic() + self.patience_seconds
-        prefix = self._prefix(reference)
+        prefix, run = self._place(reference)
         manifest = self._manifest(reference, deadline)
-        _check_manifest(manifest, reference, self.run, skip)
+        _check_manifest(manifest, reference, run, skip)
         _check_structure(manifest, live)
         flat = empty_on_host(live)
         reader = VerifiedReader(self.store, prefix, manifest.objects, deadline, self.stopped, self.on_progress)
@@ -78,14 +78,17 @@ class Restoration:
             raise RestoreFailed(RestoreFailure.CONTENT_MISMATCH, METADATA_NAME, detail)
         return Fetched(manifest, flat, rank_state)
 
-    def _prefix(self, reference: CheckpointReference) -> str:
+    def _place(self, reference: CheckpointReference) -> tuple[str, keys.RunId]:
+        """The prefix of the checkpoint's objects, and the run whose it must be."""
         prefix = reference.key.removesuffix(keys.MANIFEST_NAME)
-        home = keys.checkpoints_prefix(self.root, self.run)
-        if prefix == reference.key or not prefix.startswith(home):
-            raise RestoreFailed(
-                RestoreFailure.OTHER_RUN, reference.key, f"it is no manifest under {home}, where this run's lie"
-            )
-        return prefix
+        homes = {keys.checkpoints_prefix(self.root, run): run for run in self.runs}
+        run = next((run for home, run in homes.items() if prefix.startswith(home)), None)
+        if prefix == reference.key or run is None:
+            own, *continued = homes
+            others = f", nor under {continued[0]}, where those of the run that it continues lie" if continued else ""
+            detail = f"it is no manifest under {own}, where this run's lie{others}"
+            raise RestoreFailed(RestoreFailure.OTHER_RUN, reference.key, detail)
+        return prefix, run
 
     def _manifest(self, reference: CheckpointReference, deadline: float) -> CheckpointManifest:
         body = self._patiently(lambda: self.store.get(reference.key), reference.key, deadline)
@@ -127,6 +130,8 @@ def _check_manifest(
         raise RestoreFailed(RestoreFailure.MANIFEST_INCONSISTENT, name, "an object's name is no plain file name")
     if METADATA_NAME not in manifest.objects:
         raise RestoreFailed(RestoreFailure.MANIFEST_INCONSISTENT, name, f"it lists no {METADATA_NAME}")
+    if manifest.trigger == "Suspect":
+        raise RestoreFailed(RestoreFailure.STATE_NOT_VALID, name, "it is the suspect state of a run that was held")
     if not manifest.replicas_agree or manifest.finite.nonfinite:
         raise RestoreFailed(RestoreFailure.STATE_NOT_VALID, name, "its replicas differ or its state is not finite")
     try:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import torch
@@ -19,6 +18,7 @@ from trimtab_contract.checkpoints import (
     EvaluationProbe,
     FiniteScan,
     StoredObject,
+    Trigger,
     encode_manifest,
     sha256_hex,
 )
@@ -34,8 +34,6 @@ from trimtab_trainer.checkpointing.staging import StagingRoom
 from trimtab_trainer.checkpointing.state import FlatState, describe, tensors_of
 from trimtab_trainer.checkpointing.uploading import ObjectUpload, Pace
 from trimtab_trainer.errors import PeerLost, SaveBroken, StoreError
-
-Trigger = Literal["Initial", "Periodic", "Final", "Terminated"]
 
 PEER_GRACE_SECONDS = 30.0
 """How much longer than its own deadline a rank waits for another's word."""
@@ -144,7 +142,7 @@ class SaveThread(threading.Thread):
         except _NotCommitted as refused:
             self._events.append(SaveRefused(step, refused.reason, refused.detail))
         except (StoreError, SaveBroken, PeerLost, OSError) as error:
-            self._events.append(SaveFailed(step, str(error)))
+            self._events.append(SaveFailed(step, str(error), job.request.trigger))
         else:
             job.reference = reference
             self._events.append(Saved(reference, job.request.trigger))

@@ -29,18 +29,28 @@ class CountingOptimizer(Protocol):
         ...
 
 
+class Scaler(Protocol):
+    """What a checkpoint needs of a loss scaler."""
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The live tensors, under keys that never change."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """The live state of one rank."""
+    """The live state of one rank; `scaler` where a loss is scaled."""
 
     model: nn.Module
     optimizer: CountingOptimizer
+    scaler: Scaler | None = None
 
     def flat(self) -> FlatState:
         """Every live tensor and plain value, in name order."""
         found: FlatState = {}
         _flatten("model", self.model.state_dict(), found)
         _flatten("optimizer", self.optimizer.state_dict(), found)
+        _flatten("scaler", self._scaling(), found)
         return dict(sorted(found.items()))
 
     @torch.no_grad()
@@ -52,6 +62,11 @@ class TrainingState:
         self.optimizer.load_state_dict(_rebuild("optimizer", self.optimizer.state_dict(), flat))
         for name, tensor in cast("Mapping[str, Tensor]", self.model.state_dict()).items():
             tensor.copy_(flat[f"model.{name}"])
+        for name, tensor in self._scaling().items():
+            tensor.copy_(flat[f"scaler.{name}"])
+
+    def _scaling(self) -> Mapping[str, Tensor]:
+        return {} if self.scaler is None else self.scaler.state_dict()
 
 
 def tensors_of(flat: FlatState) -> dict[str, Tensor]:

@@ -102,9 +102,10 @@ class Attention(nn.Module):
         """Attend over `x` [batch, tokens, width]."""
         query = _rotate(self._split(self.query(x)), current)
         key = _rotate(self._split(self.key(x)), current)
-        result = causal_attention(
-            query, key, self._split(self.value(x)), threshold=current.threshold, exact=current.exact
-        )
+        value = self._split(self.value(x))
+        # The types are chosen: the kernel takes them as they are, and largest logits are computed in float32.
+        with torch.autocast(x.device.type, enabled=False):
+            result = causal_attention(query, key, value, threshold=current.threshold, exact=current.exact)
         return self.out(result.output.permute(0, 2, 1, 3).flatten(2)), result
 
     def _split(self, x: Tensor) -> Tensor:
@@ -262,7 +263,8 @@ def _rotary_tables(config: TransformerConfig) -> tuple[Tensor, Tensor]:
 def _rotate(x: Tensor, current: _Pass) -> Tensor:
     """Turn each pair (i, i + half) of `x` [batch, heads, tokens, head dimension] by its position."""
     first, second = x.chunk(2, dim=-1)
-    return x * current.cosine + torch.cat((-second, first), dim=-1) * current.sine
+    rotated = x * current.cosine + torch.cat((-second, first), dim=-1) * current.sine
+    return rotated.to(x.dtype)
 
 
 def _loss(logits: Tensor, targets: Tensor, reduction: Reduction, *, masked: bool) -> Tensor:
