@@ -146,7 +146,7 @@ def _incident(incident: Body) -> Iterator[str]:
 def plan_lines(plan: Body, failed: str = "") -> Iterator[str]:
     """What a plan would do, and the hash by which it is approved."""
     bound, rate = section(plan, "skipBound"), section(plan, "learningRate")
-    why = f", which failed: {failed}" if failed else ""
+    why = f", which came to nothing: {failed}" if failed else ""
     yield f"  plan {plan['number']}: restore step {plan['target']['step']}{why}"
     if bound:
         yield f"    nothing outside windows {bound['first']} to {bound['last']} is skipped"

@@ -62,7 +62,7 @@ def incident_story(records: Iterable[JournalRecord], incident: Incident) -> tupl
     for record in records:
         if record.incident == incident.name and record.phase is not Phase.RESULT:
             lines += _told(record)
-    return tuple(lines)
+    return (*lines, *_what_was_done(incident))
 
 
 def _beginning(latch: Latch) -> Iterator[str]:
@@ -73,6 +73,16 @@ def _beginning(latch: Latch) -> Iterator[str]:
         policy = f"{latch.policy.name} generation {latch.policy.generation}"
         yield f"Rule {latch.rule} of policy {policy} fired at step {latch.fired_step}: {latch.message}."
         yield f"The first bad step was {latch.first_bad_step}; windows {first} to {last} were flagged."
+
+
+def _what_was_done(incident: Incident) -> Iterator[str]:
+    """Of a closed incident that had a plan: a plan may have been rejected, or overtaken by the end of the run."""
+    if not incident.outcome or not incident.plans:
+        return
+    plan, skipped = incident.carried_out, incident.skipped
+    restored = f"step {plan.target.step} was restored" if plan else "nothing was restored"
+    without = f"windows {skipped.first} to {skipped.last} were skipped" if skipped else "no window was skipped"
+    yield f"What was done: {restored}, and {without}; the incident ended as {incident.outcome}."
 
 
 def _told(record: JournalRecord) -> list[str]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trimtab_operator.incidents import Incident, Latch, Measurement, Plan
+from trimtab_operator.incidents import Incident, Latch, Measurement, Plan, SkipRange
 from trimtab_operator.phases.approval import plan_words
 from trimtab_operator.resources import API_VERSION
 from trimtab_operator.resources.guard_incident import IncidentPhase
@@ -57,14 +57,9 @@ def incident_plans(incident: Incident) -> list[Status]:
 
 
 def incident_status(incident: Incident, state: RunState) -> Status:
-    """How an incident stands, or how it ended."""
-    extent = incident.extent
+    """How an incident stands and what is planned; once it is closed, what was done."""
+    skipped, plan = _skipped(incident), incident.carried_out if incident.outcome else incident.plan
     phases = [one for one in incident.phases if one.phase in _PHASES]
-    failed = [
-        {"number": plan.number, "reason": printable(plan.failed or plan.relapsed, 500)}
-        for plan in incident.plans
-        if plan.failed or plan.relapsed
-    ]
     return {
         "phase": IncidentPhase.CLOSED.value if incident.outcome else state.phase.value,
         "heldStep": incident.held_step,
@@ -73,9 +68,9 @@ def incident_status(incident: Incident, state: RunState) -> Status:
         "missingEvidence": [printable(lacks, 500) for lacks in incident.missing] or None,
         "measured": _measured(incident) or None,
         "doubts": [printable(doubt, 500) for doubt in incident.doubts] or None,
-        "skipped": {"first": extent.first, "last": extent.last, "bad": extent.bad} if extent else None,
-        "failedPlans": failed or None,
-        "target": incident.target.step if incident.target else None,
+        "skipped": {"first": skipped.first, "last": skipped.last, "bad": skipped.bad} if skipped else None,
+        "failedPlans": _failed_plans(incident) or None,
+        "target": plan.target.step if plan else None,
         "skip": _skip(incident),
         "approval": _approval(incident),
         "message": printable(incident_message(incident, state), 1000),
@@ -121,11 +116,27 @@ def _numbers(state: str, measured: Measurement) -> Status:
     }
 
 
+def _failed_plans(incident: Incident) -> list[Status]:
+    found = ((plan.number, _why_failed(incident, plan)) for plan in incident.plans)
+    return [{"number": number, "reason": printable(why, 500)} for number, why in found if why]
+
+
+def _why_failed(incident: Incident, plan: Plan) -> str:
+    why = plan.failed or plan.relapsed
+    left = not why and bool(incident.outcome) and plan.number > incident.restored_plan
+    return "it was not carried out" if left else why
+
+
+def _skipped(incident: Incident) -> SkipRange | None:
+    return incident.skipped if incident.outcome else incident.extent
+
+
 def _skip(incident: Incident) -> str | None:
-    if incident.extent is not None:
-        return f"{incident.extent.first}-{incident.extent.last}"
+    skipped = _skipped(incident)
+    if skipped is not None:
+        return f"{skipped.first}-{skipped.last}"
     plan = incident.plan
-    if plan is None or plan.bound is None or incident.extent_done:
+    if plan is None or plan.bound is None or incident.extent_done or incident.outcome:
         return None
     return f"{plan.bound[0]}-{plan.bound[1]} at most"
 

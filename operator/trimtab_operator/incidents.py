@@ -281,6 +281,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """What is not as before the incident though no rule fires: why the probation was extended."""
     extent: SkipRange | None = None
     extent_done: bool = False
+    restored_plan: int = 0
+    """The number of the newest plan whose checkpoint was put in place, 0 before the first."""
+    skipped: SkipRange | None = None
+    """The newest windows that the run went on without."""
     asked: bool = False
     """Whether a person asked for the rollback: it counts against no budget, and goes behind the last target."""
     wishes: Wishes = Wishes()
@@ -301,9 +305,22 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return self.plans[-1] if self.plans else None
 
     @property
+    def carried_out(self) -> Plan | None:
+        """The newest plan whose checkpoint was put in place, and not taken out again as one that cannot be."""
+        return next((plan for plan in reversed(self.plans[: self.restored_plan]) if not plan.failed), None)
+
+    @property
     def target(self) -> CheckpointReference | None:
         """The checkpoint of the plan under way."""
         return self.plans[-1].target if self.plans else None
+
+    def put_in_place(self) -> "Incident":
+        """The incident once the checkpoint of its plan is restored."""
+        return msgspec.structs.replace(self, restored_plan=len(self.plans))
+
+    def gone_on(self) -> "Incident":
+        """The incident once the run goes on by its plan."""
+        return msgspec.structs.replace(self.put_in_place(), skipped=self.extent or self.skipped)
 
     @property
     def flagged(self) -> tuple[int, int] | None:

@@ -105,6 +105,8 @@ def _in_phase(state: RunState, phase: RunPhase, time: str) -> RunState:
     if incident is not None and (not incident.phases or incident.phases[-1].phase != phase):
         phases = (*incident.phases, PhaseTime(phase=phase.value, time=time))[-KEPT_PHASES:]
         incident = msgspec.structs.replace(incident, phases=phases)
+    if incident is not None and phase is RunPhase.PROBATION:
+        incident = incident.gone_on()
     return replace(state, phase=phase, incident=incident)
 
 
@@ -378,7 +380,8 @@ def _target_selected(state: RunState, record: JournalRecord) -> RunState:
 
 
 def _restored(state: RunState, record: JournalRecord) -> RunState:
-    return replace(state, restored_attempt=int((record.after or {})["attempt"]))
+    incident = state.incident.put_in_place() if state.incident is not None else None
+    return replace(state, incident=incident, restored_attempt=int((record.after or {})["attempt"]))
 
 
 def _restore_failed(state: RunState, record: JournalRecord) -> RunState:

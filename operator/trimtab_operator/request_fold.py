@@ -107,7 +107,7 @@ def skip_refused(state: RunState, refusal: Refusal) -> RunState:
     if added and (extent is None or before.covers(extent.first, extent.last)):
         return replace(state, refusal=msgspec.structs.replace(refusal, asked=True))
     if incident is not None:
-        incident = msgspec.structs.replace(incident, extent=None)
+        incident = msgspec.structs.replace(incident, extent=None, skipped=None)
     return replace(state, incident=incident)
 
 

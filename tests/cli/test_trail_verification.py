@@ -1,9 +1,12 @@
 """A trail is believed only as far as it proves itself."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from played_trainer import Scenario
 from rollback_trail import INCIDENT, RUN, TrailWriter, audit_objects, rewritten, rollback_trail
+from run_fates import DAMAGED, at
 from scripted_operator import play
 from scripted_world import ScriptedRun
 from trimtab_cli.checkpoint_view import checkpoint_rows
@@ -111,8 +114,18 @@ def test_the_story_of_an_incident_tells_rule_numbers_target_skip_and_outcome() -
         "Passed over: step 320 (Quarantined): newer than step 301.",
         "Windows 319 to 333 are skipped; 12 of them",
         "closed as Recovered",
+        "What was done: step 300 was restored, and windows 319 to 333 were skipped; the incident ended as Recovered.",
     ):
         assert part in story
+
+
+def test_the_story_of_a_plan_that_nobody_let_happen_says_that_nothing_was_done() -> None:
+    answers = at({60: lambda run: run.ask("Reject"), 65: lambda run: run.ask("Stop")})
+    run = play(replace(DAMAGED, approval=50), on_tick=answers, at_least=90)
+    story = incident_story(run.announced, run.state.closed[0])
+    assert any("plan 1 is not carried out" in line for line in story)
+    done = "What was done: nothing was restored, and no window was skipped; the incident ended as Stopped."
+    assert story[-1] == done
 
 
 def test_the_story_tells_what_was_measured_what_changed_and_what_kept_a_green_run_from_passing() -> None:

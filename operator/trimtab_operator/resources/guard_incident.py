@@ -226,9 +226,9 @@ class GuardIncidentStatus(Resource):
         Annotated[tuple[FailedPlan, ...], Field(max_length=MAX_PLANS, json_schema_extra=list_map("number"))] | None
     ) = None
     target: Count | None = None
-    """The step of the checkpoint that the newest plan restores."""
+    """The step of the checkpoint that the newest plan restores; of a closed incident that was restored."""
     skip: Word | None = None
-    """The windows that are skipped; `at most` as long as they are not known."""
+    """The windows that are skipped; `at most` as long as they are not known; of a closed incident that were."""
     approval: Approval | None = None
     relapses: Count | None = None
     outcome: Word | None = None
