@@ -1,7 +1,9 @@
 """What the rest of a scripted run depends on, and what its past will be judged by: two runs with it go on alike.
 
 An interruption leaves traces that nothing decides by: epochs, sequence numbers, hashes, times, and words said twice.
-They are left out, so that a run which has come back to the undisturbed one is known to have.
+They are left out, so that a run which has come back to the undisturbed one is known to have. So is the order in which
+records, steps and words came among each other: whoever looks back (`run_checks`, an operator that takes over) looks at
+each of these by itself.
 """
 
 import re
@@ -14,8 +16,9 @@ from played_trainer import PlayedWorld
 from scripted_operator import Playing
 from scripted_world import DIAGNOSIS_TICKS, FINAL_CHECK_TICKS, ScriptedRun, directive_of
 from trimtab_contract.directives import Ack, AckState, Directive, decode
+from trimtab_contract.journal import JournalRecord
 from trimtab_operator.observation import Acks
-from trimtab_operator.run_state import CheckpointState, RunState
+from trimtab_operator.run_state import CheckpointState, JournalAction, RunState
 
 Standing = tuple[Any, ...]
 
@@ -35,7 +38,14 @@ class Past:
     records: int = 0
     acks: int = 0
     trained: int = 0
-    digest: int = 0
+    story: int = 0
+    """Of every record what `run_checks` looks at; like those that follow a hash, and of the sequence."""
+    ordered: int = 0
+    """Of every directive, but those that only affirm."""
+    history: int = 0
+    """Of every trained step."""
+    heard: int = 0
+    """Of every word of a trainer, but those that it had just said."""
     sayings: int = 0
     orders: dict[_ORDINAL, int] | None = None
     """Which saying a directive is: one that only affirms another one under a new epoch is the same."""
@@ -47,26 +57,26 @@ class Past:
     def catch_up(self, run: ScriptedRun) -> None:
         """Take in what has happened since."""
         orders = self.orders = dict(self.orders or {})
-        digest = self.digest
         for record in run.announced[self.records :]:
-            if (wire := (record.after or {}).get("directive")) is not None:
+            after = record.after or {}
+            if (wire := after.get("directive")) is not None:
                 directive = directive_of(wire)
                 if self.last is None or not directive.reaffirms(self.last):
                     self.sayings += 1
                     self.last = directive
-                    digest = hash((digest, directive.action, directive.attempt, directive.skip))
+                    self.ordered = hash((self.ordered, directive.action, directive.attempt, directive.skip))
                 orders[directive.order] = self.sayings
-            if record.phase is not None or (record.incident and record.action not in _CHECKPOINT_STATES):
-                digest = hash((digest, record.action, record.phase, record.id if record.phase else ""))
+            told = _told(record, run)
+            if any(told):
+                self.story = hash((self.story, record.action, *told))
         for attempt, step, window in run.trained[self.trained :]:
-            digest = hash((digest, attempt, step, window, run.records[attempt, step]))
+            self.history = hash((self.history, attempt, step, window, run.records[attempt, step]))
         for ack in run.acks[self.acks :]:
             said = self._said(ack, orders)
             if said != self.said:
-                digest = hash((digest, said))
+                self.heard = hash((self.heard, said))
             if ack.state is not AckState.SAVED:
                 self.said = said
-        self.digest = digest
         self.records, self.acks, self.trained = len(run.announced), len(run.acks), len(run.trained)
 
     def saying(self, order: _ORDINAL | None) -> int:
@@ -80,6 +90,19 @@ class Past:
         return (*place, ack.detail, ack.reason, ack.checkpoint, ack.by, ack.replicas, ack.nonfinite)
 
 
+def _told(record: JournalRecord, run: ScriptedRun) -> Standing:
+    """What the final check, and the story that is compared, look at in a record besides its directive."""
+    after = record.after or {}
+    incident = record.incident if record.action not in _CHECKPOINT_STATES else None
+    identity = record.id if record.phase is not None else None
+    latch, skip = after.get("latch"), after.get("skip")
+    line = run.records.get((latch["attempt"], latch["fired_step"])) if latch is not None else None
+    bad = line is not None and (line.bad or line.nonfinite or line.mismatch)
+    found = (skip["first"], skip["last"]) if record.action == JournalAction.EXTENT_FOUND and skip else None
+    fired = latch is not None and (bad, latch.get("asked") is not None)
+    return record.phase, identity, incident, after.get("phase"), fired, found
+
+
 def standing(playing: Playing, past: Past) -> Standing:
     """See above; `past` is brought up to now."""
     run, process = playing.run, playing.process
@@ -88,12 +111,13 @@ def standing(playing: Playing, past: Past) -> Standing:
     unsettled: tuple[int, bytes] | None = vars(journal)["_unsettled"]
     state, bus = run.state, decode(Directive, run.bus) if run.bus is not None else None
     return (
-        past.digest,
+        (past.story, past.ordered, past.history, past.heard),
         len(run.violations),
         len(run.refusals),
         *_texts(state, process.acks, past),
+        None if journal.state is state else _plain(journal.state, past),
         _seconds_left(state, run),
-        (process.opened, journal.epoch == state.epoch, state.seq - journal.state.seq, process.read - len(run.acks)),
+        (process.opened, journal.epoch == state.epoch, process.read - len(run.acks), process.besides),
         None if unsettled is None else (unsettled[0] in run.store.bodies, _traceless(unsettled[1], past)),
         bus and (past.saying(bus.order), state.directive is not None and bus.order == state.directive.order),
         tuple(_world(world, bus, past) for world in run.worlds.values()),

@@ -2,14 +2,16 @@
 
 A schedule interrupts acts of the operator, each in one of the ways of `ScriptedRun.operation`. The run is forked at the
 turn in which it is interrupted. As soon as it stands where a run stood that has been played to its end (`standing`),
-the rest is known; so all pairs cost little more than all single interruptions.
+the rest is known; so all pairs cost little more than all single interruptions. A search that does not `remember` plays
+each schedule to its end: both must come to the same number of schedules and of violations.
 """
 
 import gc
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import zip_longest
 
 import memory_journal
 import pytest
@@ -26,6 +28,8 @@ from trimtab_operator.workload import TrainingJobView, WorkloadDefaults, WorldOb
 
 Interruption = tuple[int, str]
 _Key = tuple[Standing, int]
+Counts = tuple[tuple[int, int], ...]
+"""By number of interruptions: how many schedules, and how many of them end in a violation."""
 Verdict = Callable[[ScriptedRun], None]
 
 
@@ -103,82 +107,97 @@ class Search:
     ways: tuple[str, ...]
     verdict: Verdict
     operator: Callable[[ScriptedRun], ScriptedOperator] = ScriptedOperator
+    alone: tuple[str, ...] = ()
+    """Ways in which an act is interrupted in schedules of one interruption only."""
+    remembers: bool = True
+    stops: bool = True
+    """Whether the first violation is raised; else violations are counted."""
     ends: int = 0
     """So many runs were played to their end; the others came to stand where one of these stood."""
     turns: int = 0
-    _known: dict[tuple[Standing, int], tuple[int, ...]] = field(
-        default_factory=dict[tuple[Standing, int], tuple[int, ...]]
-    )
+    _known: dict[_Key, Counts] = field(default_factory=dict[_Key, Counts])
 
-    def schedules(self, most: int) -> tuple[int, ...]:
-        """Play all schedules of up to `most` interruptions; how many have none, one, two; raises Violation."""
+    def schedules(self, most: int) -> Counts:
+        """Play all schedules of up to `most` interruptions, and count them; raises Violation."""
         run = ScriptedRun(self.scenario)
         with folded_once():
             return self._explore(Playing(run, self.operator(run), self.operator), Past(), most, ())
 
-    def _explore(self, playing: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]) -> tuple[int, ...]:
+    def _explore(self, playing: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]) -> Counts:
         """From here on; the counts by number of further interruptions."""
-        way: list[tuple[_Key, list[int]]] = []
-        rest: Iterable[int] = (1, *[0] * most)
+        way: list[tuple[_Key, Counts]] = []
         while True:
-            key = (standing(playing, past), most)
-            known = self._known.get(key)
-            if known is not None:
-                rest = known
+            key = (standing(playing, past), most) if self.remembers else ((), most)
+            rest = self._known.get(key)
+            if rest is None and playing.over:
+                rest = self._ended(self._holds(schedule, lambda: self.verdict(playing.run)), most)
+            if rest is not None:
                 break
-            if playing.over:
-                self._judge(playing.run, schedule)
-                break
-            counts = [0] * (most + 1)
+            fine, counts = self._interrupt(playing, past, most, schedule)
             way.append((key, counts))
-            if most:
-                self._interrupt(playing, past, most, schedule, counts)
-            else:
-                self._step(playing, schedule)
+            if not fine:
+                rest = self._ended(fine, most)
+                break
         for key, counts in reversed(way):
-            rest = tuple(own + later for own, later in zip(counts, rest, strict=True))
-            self._known[key] = rest
-        return tuple(rest)
+            rest = _sum(counts, rest)
+            if self.remembers:
+                self._known[key] = rest
+        return rest
 
     def _interrupt(
-        self, playing: Playing, past: Past, most: int, schedule: tuple[Interruption, ...], counts: list[int]
-    ) -> None:
-        """Play a turn, and all that follows when one of its acts is interrupted, which is added to the counts."""
+        self, playing: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]
+    ) -> tuple[bool, Counts]:
+        """Play a turn: whether it went well, and what follows when one of its acts is interrupted."""
+        if not most:
+            return self._step(playing, schedule), ((0, 0),)
         before, run = playing.fork(), playing.run
         first, left = run.operations, dict[int, ScriptedRun]()
         run.on_act = lambda number: left.update({number: run.fork()})
-        self._step(playing, schedule)
+        fine = self._step(playing, schedule)
         run.on_act = None
         # Between two acts of a turn nothing happens outside: to die before one is to have died after the last.
-        died: tuple[int, ...] | None = None
+        counts, died = ((0, 0),) * most, None
         for number in range(first, run.operations):
-            for kind in self.ways:
+            for kind in self.ways if schedule else (*self.ways, *self.alone):
                 interrupted = (*schedule, (number, kind))
-                found = died if kind == "before" else None
-                if kind == "after":
-                    found = died = self._explore(before.died(left[number]), replace(past), most - 1, interrupted)
-                elif found is None:
-                    found = self._branch(before, past, most - 1, interrupted)
-                for more, count in enumerate(found):
-                    counts[more + 1] += count
+                further = most - 1 if kind in self.ways else 0
+                if kind == "after" and number in left:
+                    found = died = self._explore(before.died(left[number]), replace(past), further, interrupted)
+                elif kind == "before" and died is not None:
+                    found = died
+                else:
+                    found = self._branch(before, past, further, interrupted)
+                counts = _sum(counts, found)
+        return fine, ((0, 0), *counts)
 
-    def _branch(self, before: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]) -> tuple[int, ...]:
+    def _branch(self, before: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]) -> Counts:
         """What follows the last interruption of a schedule, in the turn that begins at `before`."""
         branch = before.fork()
         branch.run.kills = frozenset(schedule[-1:])
-        self._step(branch, schedule)
+        if not self._step(branch, schedule):
+            return self._ended(False, most)
         return self._explore(branch, replace(past), most, schedule)
 
-    def _step(self, playing: Playing, schedule: tuple[Interruption, ...]) -> None:
+    def _step(self, playing: Playing, schedule: tuple[Interruption, ...]) -> bool:
         self.turns += 1
-        try:
-            playing.step()
-        except Exception as error:
-            raise Violation(schedule, repr(error)) from error
+        return self._holds(schedule, playing.step)
 
-    def _judge(self, run: ScriptedRun, schedule: tuple[Interruption, ...]) -> None:
-        self.ends += 1
+    def _holds(self, schedule: tuple[Interruption, ...], part: Callable[[], None]) -> bool:
+        """Whether part of a schedule breaks nothing."""
         try:
-            self.verdict(run)
-        except AssertionError as error:
-            raise Violation(schedule, str(error)) from error
+            part()
+        except Exception as error:
+            if self.stops:
+                raise Violation(schedule, str(error) or repr(error)) from error
+            return False
+        return True
+
+    def _ended(self, fine: bool, most: int) -> Counts:
+        self.ends += 1
+        return ((1, int(not fine)), *((0, 0),) * most)
+
+
+def _sum(some: Counts, more: Counts) -> Counts:
+    """The counts of both, by number of interruptions."""
+    both = zip_longest(some, more, fillvalue=(0, 0))
+    return tuple((one + other, wrong + worse) for (one, wrong), (other, worse) in both)

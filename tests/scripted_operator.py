@@ -50,6 +50,11 @@ class ScriptedOperator:
         self.acks = Acks()
         self.read = 0
 
+    @property
+    def besides(self) -> tuple[object, ...]:
+        """What it decides by besides the fold of the journal and what it heard: nothing, unless it is wrong."""
+        return ()
+
     def fork(self, run: ScriptedRun) -> "ScriptedOperator":
         """The same process beside a fork of its run."""
         return rebound(self, run=run, journal=rebound(self.journal, _store=run.store, _now=run.clock))

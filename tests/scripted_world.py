@@ -264,6 +264,8 @@ class ScriptedRun:
     def written(self, record: JournalRecord, head: str) -> None:
         """A record is in the journal."""
         self.announced.append(record)
+        if (record.seq, record.prev) != (self.state.seq + 1, self.state.head):
+            self.violations.append(f"record {record.seq} does not continue the one before it")
         stale = record.actor.epoch < self.state.epoch
         self.state = replace(self.state, seq=record.seq, head=head) if stale else fold(self.state, record, head)
         if (wire := (record.after or {}).get("directive")) is not None:
@@ -491,4 +493,4 @@ def directive_of(wire: Any) -> Directive:
 def _survived(state: RunState, attempt: int, checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint belonged to the history that `attempt` continues."""
     before = tuple(one for one in state.attempts if one.number < attempt)
-    return bool(before) and replace(state, attempts=before).owner(checkpoint.reference.step) == checkpoint.attempt
+    return replace(state, attempts=before).owner(checkpoint.reference.step) == checkpoint.attempt
