@@ -49,7 +49,7 @@ def _check_skips(run: ScriptedRun, state: RunState, counted: tuple[JournalRecord
     """What was found bad is in the ledger, once and for ever, and is never trained on after it was skipped."""
     ledger: tuple[tuple[int, int], ...] = ()
     skipped_from: dict[int, int] = {}
-    found: list[tuple[int, int]] = []
+    found = list(state.source.skip) if state.source is not None else []
     for record in counted:
         after = record.after or {}
         if record.action == JournalAction.EXTENT_FOUND:
@@ -75,11 +75,12 @@ def _check_skips(run: ScriptedRun, state: RunState, counted: tuple[JournalRecord
 
 
 def surviving_windows(run: ScriptedRun) -> list[int]:
-    """The window of every step of the surviving history."""
+    """The window of every step of the surviving history that the run has trained itself."""
     state = run.state
+    continued = state.source.checkpoint.step if state.source is not None else 0
     own = (step for attempt, step in run.records if attempt == state.attempt)
     last = max(own, default=state.attempts[-1].branch_step)
-    return [run.records[state.owner(step), step].window for step in range(1, last + 1)]
+    return [run.records[state.owner(step), step].window for step in range(continued + 1, last + 1)]
 
 
 def story(run: ScriptedRun) -> list[tuple[str, str, str]]:

@@ -86,6 +86,8 @@ class Run:
     progress_deadline: float = 60.0
     program: str = "trimtab_trainer"
     id: keys.RunId = field(default_factory=lambda: keys.RunId("team", "tiny", uuid.uuid4().hex[:12]))
+    source: keys.RunId | None = None
+    """The run that this one continues."""
     seq: int = 0
 
     def __post_init__(self) -> None:
@@ -199,6 +201,7 @@ class Run:
             "TRIMTAB_HOSTNAME": f"pod-{node}",
             "TRIMTAB_TERMINATION_LOG": str(self.message_path(world, node)),
             "TMPDIR": str(self.folder),
+            **({"TRIMTAB_RESUME_FROM": str(self.source)} if self.source is not None else {}),
         }
 
     def message_path(self, world: int, node: int) -> Path:

@@ -26,12 +26,14 @@ _STATES = frozenset(
 class CheckpointRow:
     """One checkpoint. `size` is in bytes, `known_since` the time of its first record, `evidence` why it has its state.
 
+    `run` is the run that it belongs to where that is another one, which this one continues; `attempt` is 0 then.
     `chosen` says whether the newest rollback went to it, `why` the reason; None and empty when it was not considered.
     `kept` is why it is not deleted, `kept_until` what would end that; `may_be_deleted` is None where that is not known.
     """
 
     step: int
     attempt: int
+    run: str
     state: str
     key: str
     sha256: str
@@ -55,6 +57,7 @@ def checkpoint_rows(
     since = _known_since(trail.counted)
     considered = _considered(trail.counted)
     rows: list[CheckpointRow] = []
+    source = trail.state.source
     for one in trail.state.checkpoints:
         candidate = considered.get((one.reference.step, one.attempt))
         fate = by_key.get(one.reference.key)
@@ -62,6 +65,7 @@ def checkpoint_rows(
             CheckpointRow(
                 step=one.reference.step,
                 attempt=one.attempt,
+                run=source.run if one.of_source and source is not None else "",
                 state=one.state.value,
                 key=one.reference.key,
                 sha256=one.reference.sha256,
@@ -85,7 +89,7 @@ def table_row(row: CheckpointRow, now: float) -> tuple[str, ...]:
     abandoned = "" if row.surviving else " (abandoned)"
     return (
         str(row.step),
-        f"{row.attempt}{abandoned}",
+        f"of run {row.run}" if row.run else f"{row.attempt}{abandoned}",
         row.state,
         f"{row.size / 1e6:.1f} MB",
         age(row.known_since, now),
@@ -124,8 +128,10 @@ def _kept(row: CheckpointRow) -> str:
 def _known_since(records: tuple[JournalRecord, ...]) -> dict[str, str]:
     since: dict[str, str] = {}
     for record in records:
-        if record.action in _STATES and record.after:
-            since.setdefault(str(record.after["checkpoint"]["key"]), record.time)
+        after = record.after or {}
+        known = after.get("source") if record.action == JournalAction.START_WORLD else after
+        if known and (record.action in _STATES or known is not after):
+            since.setdefault(str(known["checkpoint"]["key"]), record.time)
     return since
 
 

@@ -60,17 +60,19 @@ def trained_windows(
 ) -> ExactnessReport:
     """Compare each rank's log with what the journal says must have been trained on.
 
-    `logs` maps rank to its entries, in any order; `steps` is the last step of the run; `since` is `skipped_since`.
+    `logs` maps rank to its entries, in any order; `steps` is the last step of the run; `since` is `skipped_since`. Of a
+    run that continues another one, the steps before it are that run's.
     """
     problems = [f"rank {rank}: it has no batch log" for rank in range(ranks) if not logs.get(rank)]
     owner = RunState(attempts=tuple(attempts)).owner
+    begun = attempts[0].branch_step if attempts and attempts[0].parent is None else 0
     abandoned: set[int] = set()
     windows: set[int] = set()
     for rank, entries in sorted(logs.items()):
         read, clashes = _by_step(rank, entries)
         problems += clashes
         problems += _forbidden(rank, entries, since)
-        survived = {step: read.get((owner(step), step)) for step in range(1, steps + 1)}
+        survived = {step: read.get((owner(step), step)) for step in range(begun + 1, steps + 1)}
         problems += _deviations(rank, survived, ledger)
         windows |= {entry.window for entry in survived.values() if entry is not None}
         abandoned |= {entry.window for (attempt, step), entry in read.items() if owner(step) != attempt}

@@ -89,6 +89,11 @@ def checkpoints_prefix(root: str, run: RunId) -> str:
     return _under(root, f"{run}/checkpoints/")
 
 
+def checkpoints_of_step(root: str, run: RunId, step: int) -> str:
+    """The checkpoints of one step of a run, whatever their attempt."""
+    return f"{checkpoints_prefix(root, run)}{step:012d}-a"
+
+
 def checkpoint_prefix(root: str, run: RunId, step: int, attempt: int, random: str) -> str:
     """One checkpoint's objects; `random` makes the prefix unique so that none is ever reused."""
     return _under(root, f"{run}/checkpoints/{step:012d}-a{attempt:06d}-{random}/")

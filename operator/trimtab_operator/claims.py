@@ -19,7 +19,7 @@ from trimtab_operator.adapters.ports import CheckpointStore, Rejected
 from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, StoreRefused
 from trimtab_operator.observation import CheckpointClaim
 from trimtab_operator.records import Rejections
-from trimtab_operator.run_state import RunState
+from trimtab_operator.run_state import SOURCE_ATTEMPT, RunState
 
 MAX_REASON_CHARACTERS = 300
 """Of a reason that quotes what a stranger may have written."""
@@ -58,7 +58,7 @@ async def look_at_claims(
         if not survives and not _was_held(state, attempt, reference.step):
             continue
         try:
-            claim = await _look_at(store, run, reference, attempt)
+            claim = await look_at(store, run, reference, attempt)
             # The state of a hold may be stored after the run went back behind it; it is only ever evidence.
             claims += [claim] if survives or not claim.usable else []
         except CredentialsRefused:
@@ -75,7 +75,8 @@ def _attempt(root: str, run: RunId, reference: CheckpointReference) -> int | Non
         step, attempt = manifest_identity(root, run, reference.key)
     except ContractError:
         return None
-    return attempt if step == reference.step and _SHA256.fullmatch(reference.sha256) else None
+    sound = attempt != SOURCE_ATTEMPT and step == reference.step and _SHA256.fullmatch(reference.sha256)
+    return attempt if sound else None
 
 
 def _may_exist(state: RunState, attempt: int, step: int, trained: int) -> bool:
@@ -89,7 +90,11 @@ def _was_held(state: RunState, attempt: int, step: int) -> bool:
     return any((one.latch.attempt, one.held_step) == (attempt, step) for one in incidents)
 
 
-async def _look_at(store: CheckpointStore, run: RunId, reference: CheckpointReference, attempt: int) -> CheckpointClaim:
+async def look_at(store: CheckpointStore, run: RunId, reference: CheckpointReference, attempt: int) -> CheckpointClaim:
+    """Judge one checkpoint of an attempt: its manifest, and the sizes of the objects that it names.
+
+    Raises StoreUnavailable and StoreRefused.
+    """
     evidence = (Evidence(key=reference.key, sha256=reference.sha256, store="checkpoint"),)
     refused: dict[str, Any] = {"reference": reference, "attempt": attempt, "usable": False, "evidence": evidence}
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import Action, Diagnose, Directive, OnNonFinite
-from trimtab_contract.journal import Phase
+from trimtab_contract.journal import Evidence, Phase
 
 from trimtab_operator.commands import Append, Draft
 from trimtab_operator.extent import control_windows
@@ -31,6 +31,8 @@ def intend(
     directive: Directive,
     phase: RunPhase | None = None,
     reason: dict[str, Any] | None = None,
+    *,
+    evidence: tuple[Evidence, ...] = (),
     **after: Any,
 ) -> Append:
     """The intent of an effect that sets `directive` in force."""
@@ -45,6 +47,7 @@ def intend(
             id=state.next_id(incident),
             incident=incident,
             reason=reason,
+            evidence=evidence,
             before={"directive": state.directive},
             after=content,
         )

@@ -66,7 +66,8 @@ async def ensure_user(around: Surroundings) -> str:
 async def _start_world(state: RunState, around: Surroundings) -> str:
     directive = _in_force(state)
     password = await ensure_user(around)
-    objects = world_objects(around.job, around.defaults, directive.world, password, state.suspect_nodes)
+    source = state.source.run if state.source is not None else ""
+    objects = world_objects(around.job, around.defaults, directive.world, password, state.suspect_nodes, source)
     await around.cluster.create(objects.config_map)
     await around.cluster.create(objects.service)
     await publish(around.bus, around.job.run, directive)

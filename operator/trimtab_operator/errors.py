@@ -15,6 +15,7 @@ OperatorError
     │   └── ObjectTooLarge      the object has more bytes than anything of its kind can have
     ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
     ├── WebhookRefused      the webhook will not take a notice, however often it is sent
+    ├── SourceRefused       what a run is to continue cannot be continued; says which field to correct
     ├── JournalBroken       a run's journal was altered or lost records; nothing may be decided from it
     ├── InvalidResource     an object the API server or the operator refuses; says which field to correct
     └── InvalidSettings     the operator's own environment is wrong; says which variables to correct
@@ -79,6 +80,10 @@ class ObjectTooLarge(StoreRefused):
 
 class AuditStoreUnfit(PermanentError):
     """The audit bucket cannot hold a journal."""
+
+
+class SourceRefused(PermanentError):
+    """The checkpoint of another run that `spec.resumeFrom` names cannot be continued as it stands."""
 
 
 class JournalBroken(PermanentError):

@@ -39,6 +39,7 @@ from trimtab_operator.run_state import (
     Refusal,
     RunPhase,
     RunState,
+    Source,
     World,
 )
 from trimtab_operator.suspects import avoided
@@ -124,7 +125,7 @@ def _directive(state: RunState, record: JournalRecord) -> RunState:
             number=directive.attempt,
             world=directive.world,
             # Without a restore the run begins anew from its seed: nothing of the earlier attempts survives.
-            parent=state.attempt if directive.restore else None,
+            parent=(state.attempt or None) if directive.restore else None,
             branch_step=directive.restore.step if directive.restore else 0,
             order=directive.order,
         )
@@ -155,6 +156,8 @@ def _takeover(state: RunState, record: JournalRecord) -> RunState:
 def _start_world(state: RunState, record: JournalRecord) -> RunState:
     state = _directive(state, record)
     after = record.after or {}
+    if "source" in after:
+        state = state.continuing(_read(Source, after, "source"))
     number = state.directive.world if state.directive else 0
     return replace(
         state,

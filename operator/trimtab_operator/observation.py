@@ -10,7 +10,7 @@ from trimtab_contract.journal import Evidence
 
 from trimtab_operator.incidents import NO_WISHES, Latch, RemediationSettings, Vitals, Wishes, WithheldStep
 from trimtab_operator.reasons import Reason
-from trimtab_operator.run_state import AcceptedGuard, AutomationHold, RequestAction, RunState
+from trimtab_operator.run_state import AcceptedGuard, AutomationHold, RequestAction, RunState, Source
 
 KEPT_CLAIMS = 1024
 """So many of the newest claims are remembered; older ones of an honest trainer are in the journal by then."""
@@ -303,6 +303,9 @@ class Observation:
     probation: Vitals | None = None
     """The last records of a probation that is over; None while it is not, or where no record is left."""
     withheld: WithheldStep | None = None
+    source: Source | None = None
+    """What a run that has not begun continues; None where it begins from its seed."""
+    source_evidence: tuple[Evidence, ...] = ()
     """The last judged step of the current attempt, where its update was withheld."""
     frozen_evidence: tuple[Evidence, ...] = ()
     hold_on_nonfinite: bool = False

@@ -1,7 +1,7 @@
 """Looks at everything a decision may depend on and makes one frozen Observation of it; changes nothing of the run."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from trimtab_contract.keys import RunId, audit_evidence
 
 from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, Cluster, JournalStore, KubernetesObject
 from trimtab_operator.claims import look_at_claims
-from trimtab_operator.errors import InvalidResource, NotFound, StoreRefused, StoreUnavailable
+from trimtab_operator.errors import InvalidResource, NotFound, SourceRefused, StoreRefused, StoreUnavailable
 from trimtab_operator.frozen_evidence import EvidenceFreezer, Suspicion, order_of_data
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
 from trimtab_operator.incidents import Incident, Latch, RemediationSettings, Vitals, Wishes
@@ -37,6 +37,8 @@ from trimtab_operator.resources import RunRequestArguments, RunRequestSpec, pars
 from trimtab_operator.retention import retention_settings
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
 from trimtab_operator.tasks import end_tasks
+from trimtab_operator.source_reader import FoundSource, SourceReader
+from trimtab_operator.sources import Wanted, check_wanted
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
 
 _One = TypeVar("_One")
@@ -70,6 +72,8 @@ class Surveyed:
     data_order: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What of the trainer's configuration gives a data position its meaning, under dotted names."""
 
+    source: FoundSource | None = None
+    """What a run that has not begun continues."""
     @property
     def remediation(self) -> RemediationSettings | None:
         """That of the first policy in force."""
@@ -116,7 +120,15 @@ def _accepted(guard: GuardView, state: RunState, judge: Judge) -> AcceptedGuard 
 class Observer:
     """One run's eyes. Keeps the job's checkpoint store open and remembers evidence it has fetched."""
 
-    def __init__(self, run: RunId, cluster: Cluster, journal: JournalStore, stores: CheckpointStores) -> None:
+    def __init__(
+        self,
+        run: RunId,
+        cluster: Cluster,
+        journal: JournalStore,
+        stores: CheckpointStores,
+        watches: Callable[[str], bool] = lambda _namespace: True,
+    ) -> None:
+        """`watches` tells the namespaces whose objects the operator may read."""
         self.store: CheckpointStore | None = None
         self._run = run
         self._cluster = cluster
@@ -126,6 +138,7 @@ class Observer:
         self._opened: tuple[object, ...] = ()
         self._freezer = EvidenceFreezer(run, journal)
         self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
+        self._sources = SourceReader(cluster, journal, watches)
         self._suspect: tuple[tuple[int, Diagnose], ProbeEvidence, tuple[Evidence, ...]] | None = None
 
     async def survey(self, job: TrainingJobView, state: RunState, judge: Judge) -> Surveyed:
@@ -138,6 +151,7 @@ class Observer:
         )
         blockers = (*opened, *(Blocker(problem.reason, problem.message) for problem in guard.blocking))
         budget = job.spec.budget
+        source, refused = (None, ()) if blockers else await self._source(job, state)
         limits = Limits(
             max_rollbacks=budget.max_rollbacks,
             max_restarts=budget.max_restarts,
@@ -148,7 +162,14 @@ class Observer:
             retention=_retention(job, guard),
         )
         return Surveyed(
-            limits, blockers, guard, pods, requests, _last_step(job), data_order=order_of_data(job.spec.trainer.config)
+            limits,
+            (*blockers, *refused),
+            guard,
+            pods,
+            requests,
+            _last_step(job),
+            data_order=order_of_data(job.spec.trainer.config),
+            source=source,
         )
 
     async def observe(
@@ -190,6 +211,8 @@ class Observer:
             missing_metrics=missing_metrics,
             claims=claims,
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
+            source=surveyed.source.source if surveyed.source is not None else None,
+            source_evidence=surveyed.source.evidence if surveyed.source is not None else (),
             final_check_over=final_check_over,
             diagnosis_late=diagnosis_late,
             requests=tuple(seen.request for seen in surveyed.requests),
@@ -285,6 +308,20 @@ class Observer:
         return []
 
     async def _read_guard(self, job: TrainingJobView, state: RunState, judge: Judge) -> GuardView:
+    async def _source(self, job: TrainingJobView, state: RunState) -> tuple[FoundSource | None, tuple[Blocker, ...]]:
+        """What the job is to continue, looked at until its first world starts; or why it cannot."""
+        asked = job.spec.resume_from
+        if asked is None or state.attempts or job.spec.suspend or self.store is None:
+            return None, ()
+        try:
+            wanted = Wanted(RunId.parse(asked.run), asked.step, asked.manifest_sha256)
+            check_wanted(wanted, self._run, _last_step(job))
+            return await self._sources.find(wanted, self.store), ()
+        except SourceRefused as error:
+            return None, (Blocker(Reason.SOURCE_REFUSED, str(error)),)
+        except StoreUnavailable as error:
+            return None, (Blocker(Reason.STORE_UNAVAILABLE, f"spec.resumeFrom: {error}"),)
+
         if state.ended:
             return GuardView((), job.spec.guard.mode, (), ())  # whatever people do to policies now, none judges it
         guard = await read_guard(self._cluster, job.namespace, job.spec, state, judge.texts)

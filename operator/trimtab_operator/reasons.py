@@ -49,6 +49,8 @@ class Reason(StrEnum):
     SECRET_KEY_MISSING = "SecretKeyMissing"  # noqa: S105 - likewise
     STORE_REFUSED = "StoreRefused"
     STORE_UNAVAILABLE = "StoreUnavailable"
+    SOURCE_REFUSED = "SourceRefused"
+    """What `spec.resumeFrom` names cannot be continued."""
     JOURNAL_BROKEN = "JournalBroken"
     ANCHOR_NOT_WRITTEN = "AnchorNotWritten"
 

@@ -115,7 +115,7 @@ class RunReconciler:
         self._judge = Judge()
         self._rejections = Rejections(run)
         self._feed = RecordFeed(ports.bus, run, self._rejections)
-        self._observer = Observer(run, ports.cluster, ports.journal, ports.stores)
+        self._observer = Observer(run, ports.cluster, ports.journal, ports.stores, ports.watches)
         self._reporter = Reporter(ports.cluster)
         self._untold: list[JournalRecord] = []
         self._acks: Acks = Acks()

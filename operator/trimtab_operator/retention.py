@@ -91,7 +91,11 @@ def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> d
     spared = (one for one in state.checkpoints if one.reference.key in state.spared)
     keep(spared, "files of somebody else lie there", "somebody deletes it by hand")
 
-    usable = [one for one in reversed(state.checkpoints) if one.state in RESTORABLE and not why_not_restore(state, one)]
+    foreign = (one for one in state.checkpoints if one.of_source)
+    keep(foreign, "it belongs to the run that this one continues", "that run deletes it")
+
+    own = [one for one in reversed(state.checkpoints) if not one.of_source]
+    usable = [one for one in own if one.state in RESTORABLE and not why_not_restore(state, one)]
     certified = [one for one in usable if one.state is CheckpointState.CERTIFIED]
     behind_start = sum(one.reference.step > 0 for one in certified)
     last = settings.keep_last

@@ -1,14 +1,14 @@
 """RunState: what the fold of a run's journal (`journal_fold`) says, and the words a record can use."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 from trimtab_contract.data_position import SkipLedger
-from trimtab_contract.directives import CheckpointReference, Directive
+from trimtab_contract.directives import CheckpointReference, Directive, LearningRateOverride
 from trimtab_contract.journal import GENESIS
 
 from trimtab_operator.incidents import Incident, PolicyIdentity
@@ -98,6 +98,10 @@ KEPT_DELETIONS = 1536
 """So many of the newest deletions are remembered: more than trainers' claims are (`observation.KEPT_CLAIMS`)."""
 
 
+SOURCE_ATTEMPT = 0
+"""What stands for the run that this one continues; its own attempts count from 1."""
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of training; it continues `parent` up to and including `branch_step`.
 
@@ -123,6 +127,25 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     state: CheckpointState
     why: str = ""
     loss: float | None = None
+
+    @property
+    def of_source(self) -> bool:
+        """Whether it belongs to the run that this one continues, which alone may delete it."""
+        return self.attempt == SOURCE_ATTEMPT
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint of another run that this one continues, as that run's journal or its manifest knows it.
+
+    `skip` and `lr` are that run's skip ledger and learning-rate override behind it.
+    """
+
+    run: str
+    checkpoint: CheckpointReference
+    state: CheckpointState
+    why: str
+    skip: tuple[tuple[int, int], ...] = ()
+    lr: LearningRateOverride | None = None
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +295,8 @@ class RunState:
     directive: Directive | None = None
     refusal: Refusal | None = None
     """The last directive that was refused."""
+    source: Source | None = None
+    """What the run continues, where it did not begin from its seed."""
     skip_before: tuple[tuple[int, int], ...] = ()
     """The skip ledger before its last change."""
     restored_attempt: int = 0
@@ -343,15 +368,17 @@ class RunState:
 
     def owner(self, step: int) -> int:
         """The attempt whose record and checkpoint of `step` belong to the surviving history."""
+        if not self.attempts:
+            return SOURCE_ATTEMPT
         by_number = {attempt.number: attempt for attempt in self.attempts}
         current = self.attempts[-1]
         while current.parent is not None and step <= current.branch_step:
             current = by_number[current.parent]
-        return current.number
+        return SOURCE_ATTEMPT if 0 < step <= current.branch_step else current.number
 
     def surviving(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint belongs to the surviving history."""
-        return bool(self.attempts) and self.owner(checkpoint.reference.step) == checkpoint.attempt
+        return self.owner(checkpoint.reference.step) == checkpoint.attempt
 
     def guard_at(self, attempt: int, step: int) -> AcceptedGuard | None:
         """The policies in force for a record."""
@@ -373,6 +400,13 @@ class RunState:
     def knows(self, key: str) -> bool:
         """Whether the journal has said something of the checkpoint of a manifest key, a deleted one included."""
         return self.checkpoint(key) is not None or key in self.deleted
+
+    def continuing(self, source: Source) -> "RunState":
+        """This state with the checkpoint that the run continues, as the oldest one that it may go back to."""
+        known = Checkpoint(
+            reference=source.checkpoint, attempt=SOURCE_ATTEMPT, state=source.state, why=f"{source.run}: {source.why}"
+        )
+        return replace(self, source=source, checkpoints=(known, *self.checkpoints))
 
     def next_id(self, incident: str | None) -> str:
         """The identity of the next effect: its index within the incident, or within the run outside one."""

@@ -46,7 +46,8 @@ def select_rollback(state: RunState) -> Selection:
 
     Verified and certified ones count, and committed ones too: they are verified whole by the world that restores
     them, so the choice does not depend on how far background verification had got. After a relapse a certified one
-    is preferred. The state at step 0 is the last candidate whatever the bound.
+    is preferred. The state at step 0, or the checkpoint that the run continues, is the last candidate whatever the
+    bound.
     """
     bound = rollback_bound(state)
     incident = state.incident
@@ -55,7 +56,8 @@ def select_rollback(state: RunState) -> Selection:
     thoughts: list[tuple[Checkpoint, str]] = []
     for checkpoint in _newest_first(state):
         why_not = why_not_restore(state, checkpoint)
-        if not why_not and checkpoint.reference.step > bound and checkpoint.reference.step > 0:
+        step = checkpoint.reference.step
+        if not why_not and step > bound and step > 0 and not checkpoint.of_source:
             why_not = f"newer than step {bound}, the first bad step less the margin"
         if not why_not:
             usable.append(checkpoint)
@@ -118,7 +120,9 @@ def _explain(
     for checkpoint, why_not in thoughts:
         chosen = target is not None and checkpoint.reference.key == target.reference.key
         why = why_not
-        if chosen:
+        if chosen and checkpoint.of_source:
+            why = "the last candidate: the checkpoint that this run continues"
+        elif chosen:
             why = (
                 "the newest certified one old enough"
                 if relapsed and checkpoint.state is CheckpointState.CERTIFIED

@@ -157,7 +157,8 @@ def request_status(request: AnsweredRequest) -> Status:
 
 
 def _newest_checkpoint(state: RunState) -> str | None:
-    usable = [one for one in state.checkpoints if one.state in RESTORABLE and state.surviving(one)]
+    own = [one for one in state.checkpoints if not one.of_source]
+    usable = [one for one in own if one.state in RESTORABLE and state.surviving(one)]
     return f"{usable[-1].reference.step} {usable[-1].state.value}" if usable else None
 
 

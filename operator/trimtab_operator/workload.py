@@ -138,8 +138,12 @@ def world_objects(
     attempt: int,
     redis_password: str,
     avoid: Sequence[str] = (),
+    source: str = "",
 ) -> WorldObjects:
-    """The objects of the world that starts with `attempt`; its pods prefer other nodes than those of `avoid`."""
+    """The objects of the world that starts with `attempt`; its pods prefer other nodes than those of `avoid`.
+
+    `source` is the run that this one continues, empty where it began from its seed.
+    """
     secret = redis_secret(job, redis_password)
     config = trainer_config_text(job.spec.trainer.config)
     name, labels = world_name(job.name, attempt), _labels(job, attempt)
@@ -158,7 +162,7 @@ def world_objects(
             "ports": [{"name": "rendezvous", "port": MASTER_PORT, "targetPort": MASTER_PORT, "protocol": "TCP"}],
         },
     }
-    return WorldObjects(secret, config_map, service, _job(job, defaults, attempt, avoid))
+    return WorldObjects(secret, config_map, service, _job(job, defaults, attempt, avoid, source))
 
 
 def trainer_config_text(config: Mapping[str, Any]) -> str:
@@ -210,7 +214,9 @@ def _labels(job: TrainingJobView, attempt: int | None = None) -> dict[str, str]:
     return labels if attempt is None else {**labels, **_world_labels(job, attempt)}
 
 
-def _job(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, avoid: Sequence[str]) -> KubernetesObject:
+def _job(
+    job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, avoid: Sequence[str], source: str
+) -> KubernetesObject:
     spec, template = job.spec, job.spec.pod_template
     labels = _labels(job, attempt)
     queue = {name: value for name, value in job.labels.items() if name.startswith(_QUEUE_LABEL_PREFIX)}
@@ -229,13 +235,13 @@ def _job(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, avoid: 
                     "labels": {**(template.labels or {}), **labels},
                     "annotations": dict(template.annotations or {}),
                 },
-                "spec": {**_pod_spec(job, defaults, attempt), **_avoiding(template.affinity or {}, avoid)},
+                "spec": {**_pod_spec(job, defaults, attempt, source), **_avoiding(template.affinity or {}, avoid)},
             },
         },
     }
 
 
-def _pod_spec(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int) -> KubernetesObject:
+def _pod_spec(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, source: str) -> KubernetesObject:
     template = job.spec.pod_template
     mounts = [dict(mount) for mount in template.volume_mounts]
     taken = {str(mount.get("mountPath", "")).rstrip("/") for mount in mounts}
@@ -246,7 +252,7 @@ def _pod_spec(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int) ->
         "image": job.spec.trainer.image or defaults.trainer_image,
         "command": ["/bin/sh", "-c", _launch(job, attempt), "torchrun"],
         "args": list(job.spec.trainer.command or _REFERENCE_TRAINER),
-        "env": _environment(job, defaults, attempt),
+        "env": _environment(job, defaults, attempt, source),
         "volumeMounts": [*(volume.mount for volume in own), *mounts],
         "terminationMessagePolicy": "File",
         "securityContext": {
@@ -346,7 +352,7 @@ def _launch(job: TrainingJobView, attempt: int) -> str:
     )
 
 
-def _environment(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int) -> list[KubernetesObject]:
+def _environment(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, source: str) -> list[KubernetesObject]:
     spec, world = job.spec, world_name(job.name, attempt)
     master = f"{world}-0.{world}"
     credentials = spec.checkpoint.credentials_secret_ref.name
@@ -368,6 +374,8 @@ def _environment(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int)
         "TRIMTAB_S3_ENDPOINT": spec.checkpoint.endpoint,
         "TRIMTAB_PROGRESS_DEADLINE": str(parse_duration(spec.progress_deadline)),
     }
+    if source:
+        plain["TRIMTAB_RESUME_FROM"] = source
     own: dict[str, KubernetesObject] = {name: {"value": value} for name, value in plain.items()}
     own["PET_NODE_RANK"] = {"valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}}
     own["TRIMTAB_REDIS_PASSWORD"] = _from_secret(redis_secret_name(job), PASSWORD_KEY)

@@ -2,14 +2,15 @@
 
 from typing import Any
 
+from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import Ack, Action, Directive, Reason, TerminationMessage
-from trimtab_contract.journal import Phase
+from trimtab_contract.journal import Evidence, Phase
 
 from trimtab_operator import automation, bookkeeping, drafts
 from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation, PodsState
-from trimtab_operator.run_state import Checkpoint, JournalAction, RunPhase, RunState, World
+from trimtab_operator.run_state import Checkpoint, JournalAction, RunPhase, RunState, Source, World
 from trimtab_operator.selection import select_restart
 
 _P = RunPhase
@@ -148,10 +149,35 @@ def _restart(state: RunState, observation: Observation) -> Command:
         return drafts.record(state, JournalAction.NEEDS_HUMAN, _P.NEEDS_HUMAN, reason={"message": why})
     if _restarts_spent(state, observation):
         return _restarts_failed(state, observation)
+    if not state.attempts and observation.source is not None:
+        return _continue(state, observation, observation.source)
     checkpoint = select_restart(state)
+    if checkpoint is None and state.source is not None:
+        return _fail(state, _source_lost(state, state.source), observation.limits.generation)
     directive = _next_world(state, observation, Action.HOLD if checkpoint else Action.RUN, checkpoint)
     message = f"world {directive.world} starts from {_place(checkpoint)}"
     return _start(state, observation, directive, {"message": message})
+
+
+def _continue(state: RunState, observation: Observation, source: Source) -> Command:
+    """The first world continues another run: from its checkpoint, with what it skips and its learning rate."""
+    target, skip = source.checkpoint, SkipLedger.of((*source.skip, *state.ledger.ranges))
+    directive = drafts.instruct(state, observation, Action.HOLD, restore=target, skip=skip.ranges, lr=source.lr)
+    message = (
+        f"world {directive.world} continues run {source.run} behind step {target.step}, from the checkpoint whose "
+        f"manifest has SHA-256 {target.sha256}; {source.state.value}: {source.why}"
+    )
+    return _start(
+        state, observation, directive, {"message": message}, evidence=observation.source_evidence, source=source
+    )
+
+
+def _source_lost(state: RunState, source: Source) -> str:
+    """Why a run that continues another one has nothing left to start from: never from its seed without a word."""
+    known = state.checkpoint(source.checkpoint.key)
+    why = known.why if known is not None else "it is not known any more"
+    place = f"the checkpoint of step {source.checkpoint.step} of run {source.run}, which this run continues"
+    return f"{place}, cannot be restored: {why}; start a new TrainingJob from another one (spec.resumeFrom)"
 
 
 def _hold_for_human(state: RunState, observation: Observation) -> Command:
@@ -221,6 +247,8 @@ def _start(
     reason: dict[str, Any],
     *,
     phase: RunPhase | None = None,
+    evidence: tuple[Evidence, ...] = (),
+    source: Source | None = None,
 ) -> Append:
     return drafts.intend(
         state,
@@ -228,9 +256,11 @@ def _start(
         directive,
         phase,
         reason,
+        evidence=evidence,
         counted=_counted(state),
         generation=observation.limits.generation,
         **({"avoid": list(state.suspect_nodes)} if state.suspect_nodes else {}),
+        **({"source": source} if source is not None else {}),
     )
 
 

@@ -40,7 +40,16 @@ def patch_status(api: ControlPlane, namespace: str, status: str) -> None:
 
 BAD_JOBS = {
     "unknown field": ({"trainer": {"imagee": "x"}}, "spec.trainer.imagee", "unknown field"),
-    "unknown top-level field": ({"resumeFrom": {}}, "spec.resumeFrom", "unknown field"),
+    "unknown top-level field": ({"resumeWith": {}}, "spec.resumeWith", "unknown field"),
+    "continuing no run": ({"resumeFrom": {"step": 100}}, "spec.resumeFrom.run", "Required value"),
+    "continuing behind no step": ({"resumeFrom": {"run": "lab/older/u-1"}}, "spec.resumeFrom.step", "Required value"),
+    "continuing a name": ({"resumeFrom": {"run": "older", "step": 100}}, "spec.resumeFrom.run", "should match"),
+    "continuing the seed": ({"resumeFrom": {"run": "lab/older/u-1", "step": 0}}, "resumeFrom.step", "equal to 1"),
+    "continuing by no hash": (
+        {"resumeFrom": {"run": "lab/older/u-1", "step": 1, "manifestSHA256": "abc"}},
+        "spec.resumeFrom.manifestSHA256",
+        "should match",
+    ),
     "no nodes": ({"trainer": {"numNodes": 0}}, "spec.trainer.numNodes", "greater than or equal to 1"),
     "too many nodes": ({"trainer": {"numNodes": 1025}}, "spec.trainer.numNodes", "less than or equal to 1024"),
     "processes in words": ({"trainer": {"numProcPerNode": "many"}}, "spec.trainer.numProcPerNode", "auto or a number"),
@@ -282,6 +291,20 @@ def test_what_gives_checkpoints_their_meaning_is_fixed_from_the_first_one_on(
     refusal = api.refusal(training_job(namespace=namespace, suspend=True, **changes))
     assert field in refusal
     assert "start a new TrainingJob" in refusal
+
+
+def test_what_a_run_continues_may_change_until_it_has_started(api: ControlPlane) -> None:
+    namespace = api.create_namespace("continued")
+    first, other = ({"run": "lab/older/u-1", "step": step} for step in (100, 200))
+    api.apply(training_job(namespace=namespace, resumeFrom=first))
+    patch_status(api, namespace, '{"status":{"phase":"Pending","attempt":0}}')
+    api.apply(training_job(namespace=namespace, resumeFrom=other))
+    patch_status(api, namespace, RUNNING)
+    for changed in ({"resumeFrom": first}, {}):
+        refusal = api.refusal(training_job(namespace=namespace, **changed))
+        assert "spec.resumeFrom" in refusal
+        assert "cannot change once the run has started" in refusal
+    api.apply(training_job(namespace=namespace, resumeFrom=other, budget={"maxRollbacks": 1}))
 
 
 SOURCES = [{"path": "/data/web", "kind": "uint16", "weight": 0.7}, {"path": "/data/books", "weight": 3}]

@@ -8,7 +8,8 @@ def trained_step(state: RunState, observation: Observation) -> int:
     """The last step that the newest attempt is known to have trained."""
     latest = observation.acks.latest
     said = latest.step if latest is not None and latest.attempt == state.attempt else 0
-    begun = state.attempts[-1].branch_step if state.attempts else 0
+    continued = observation.source.checkpoint.step if observation.source is not None else 0
+    begun = state.attempts[-1].branch_step if state.attempts else continued
     return max(observation.judged_step, said, begun)
 
 

@@ -67,6 +67,7 @@ _POLICY_COLUMNS = (
 _AT_REST = "(oldSelf.spec.suspend || oldSelf.?status.?phase.orValue('Pending') in ['Pending', 'Failed'])"
 """No world is running on the old specification, as far as the status tells."""
 
+_NOT_STARTED = "oldSelf.?status.?attempt.orValue(0) == 0"
 _NO_CHECKPOINT_YET = "!oldSelf.?status.?checkpoint.hasValue()"
 
 
@@ -98,6 +99,7 @@ def _same_sources(field: str, default: str) -> str:
 def _training_job_rules() -> tuple[Mapping[str, str], ...]:
     needs_rest = "can change only while spec.suspend is true, or the job is Pending or Failed: set suspend first"
     fixed = "cannot change once the run has a checkpoint: start a new TrainingJob"
+    begun = "cannot change once the run has started: start a new TrainingJob"
     rules = [
         validation(
             f"self.metadata.name.size() <= {MAX_NAME}",
@@ -117,6 +119,11 @@ def _training_job_rules() -> tuple[Mapping[str, str], ...]:
             f"{_unchanged('spec.checkpoint.uri')} || ({_NO_CHECKPOINT_YET} && {_AT_REST})",
             f"uri {fixed}",
             fieldPath=".spec.checkpoint.uri",
+        ),
+        validation(
+            f"{_unchanged_if_given('spec.resumeFrom')} || {_NOT_STARTED}",
+            f"resumeFrom {begun}",
+            fieldPath=".spec.resumeFrom",
         ),
     ]
     rules += [

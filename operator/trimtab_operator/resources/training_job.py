@@ -41,6 +41,9 @@ GPU_SUFFIX = "/gpu"
 """End of the resource names that stand for GPUs: `nvidia.com/gpu`, `amd.com/gpu`."""
 
 
+_RUN_PART = "[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
+
+
 def _is_reserved(name: str) -> bool:
     return name.startswith(RESERVED_PREFIXES)
 
@@ -222,6 +225,17 @@ class CheckpointStorage(Resource):
     """A Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."""
 
 
+class ResumeSource(Resource):
+    """The checkpoint of another run that this one continues."""
+
+    run: Annotated[str, Field(max_length=384, pattern=rf"^{_RUN_PART}/{_RUN_PART}/{_RUN_PART}$")]
+    """`<namespace>/<name>/<uid>` of its TrainingJob, in this cluster or another; `checkpoint.uri` must be the same."""
+    step: Annotated[int, Field(ge=1, le=1_000_000_000)]
+    """The last step that is kept; this run trains the one behind it first."""
+    manifest_sha256: Annotated[Hash | None, Field(alias="manifestSHA256")] = None
+    """SHA-256 of the checkpoint's manifest.json; required unless the journal of that run is in this audit bucket."""
+
+
 class PolicyReference(Resource):
     """A guard policy: one of the same namespace, or one of the cluster's."""
 
@@ -257,6 +271,8 @@ class TrainingJobSpec(Resource):
     trainer: Trainer = Trainer()
     pod_template: PodTemplate = PodTemplate()
     checkpoint: CheckpointStorage
+    resume_from: ResumeSource | None = None
+    """What the run continues; without it, it begins from its seed. Fixed from the first world on."""
     guard: Guard = Guard()
     budget: Budget = Budget()
     startup_deadline: Duration = "10m"
