@@ -291,6 +291,9 @@ class Observation:
     notes: tuple[FiringRule, ...] = ()
     missing_metrics: tuple[MissingMetric, ...] = ()
     claims: tuple[CheckpointClaim, ...] = ()
+    source: Source | None = None
+    """What a run that has not begun continues; None where it begins from its seed."""
+    source_evidence: tuple[Evidence, ...] = ()
     probe: ProbeEvidence | None = None
     probe_evidence: tuple[Evidence, ...] = ()
     probe_problem: str = ""
@@ -303,9 +306,6 @@ class Observation:
     probation: Vitals | None = None
     """The last records of a probation that is over; None while it is not, or where no record is left."""
     withheld: WithheldStep | None = None
-    source: Source | None = None
-    """What a run that has not begun continues; None where it begins from its seed."""
-    source_evidence: tuple[Evidence, ...] = ()
     """The last judged step of the current attempt, where its update was withheld."""
     frozen_evidence: tuple[Evidence, ...] = ()
     hold_on_nonfinite: bool = False

@@ -36,9 +36,9 @@ from trimtab_operator.records import Rejections
 from trimtab_operator.resources import RunRequestArguments, RunRequestSpec, parse_duration, parse_run_request_spec
 from trimtab_operator.retention import retention_settings
 from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState
-from trimtab_operator.tasks import end_tasks
 from trimtab_operator.source_reader import FoundSource, SourceReader
 from trimtab_operator.sources import Wanted, check_wanted
+from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, world_name, world_selector
 
 _One = TypeVar("_One")
@@ -71,9 +71,9 @@ class Surveyed:
     last_step: int | None = None
     data_order: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What of the trainer's configuration gives a data position its meaning, under dotted names."""
-
     source: FoundSource | None = None
     """What a run that has not begun continues."""
+
     @property
     def remediation(self) -> RemediationSettings | None:
         """That of the first policy in force."""
@@ -137,8 +137,8 @@ class Observer:
         self._rejections = Rejections(run)
         self._opened: tuple[object, ...] = ()
         self._freezer = EvidenceFreezer(run, journal)
-        self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
         self._sources = SourceReader(cluster, journal, watches)
+        self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
         self._suspect: tuple[tuple[int, Diagnose], ProbeEvidence, tuple[Evidence, ...]] | None = None
 
     async def survey(self, job: TrainingJobView, state: RunState, judge: Judge) -> Surveyed:
@@ -150,8 +150,8 @@ class Observer:
             self._requests(job),
         )
         blockers = (*opened, *(Blocker(problem.reason, problem.message) for problem in guard.blocking))
-        budget = job.spec.budget
         source, refused = (None, ()) if blockers else await self._source(job, state)
+        budget = job.spec.budget
         limits = Limits(
             max_rollbacks=budget.max_rollbacks,
             max_restarts=budget.max_restarts,
@@ -210,9 +210,9 @@ class Observer:
             probation=probation_vitals(state, judge, acks),
             missing_metrics=missing_metrics,
             claims=claims,
-            hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
             source=surveyed.source.source if surveyed.source is not None else None,
             source_evidence=surveyed.source.evidence if surveyed.source is not None else (),
+            hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,
             final_check_over=final_check_over,
             diagnosis_late=diagnosis_late,
             requests=tuple(seen.request for seen in surveyed.requests),
@@ -307,7 +307,6 @@ class Observer:
             return [Blocker(Reason.STORE_UNAVAILABLE, f"spec.{error}")]
         return []
 
-    async def _read_guard(self, job: TrainingJobView, state: RunState, judge: Judge) -> GuardView:
     async def _source(self, job: TrainingJobView, state: RunState) -> tuple[FoundSource | None, tuple[Blocker, ...]]:
         """What the job is to continue, looked at until its first world starts; or why it cannot."""
         asked = job.spec.resume_from
@@ -322,6 +321,7 @@ class Observer:
         except StoreUnavailable as error:
             return None, (Blocker(Reason.STORE_UNAVAILABLE, f"spec.resumeFrom: {error}"),)
 
+    async def _read_guard(self, job: TrainingJobView, state: RunState, judge: Judge) -> GuardView:
         if state.ended:
             return GuardView((), job.spec.guard.mode, (), ())  # whatever people do to policies now, none judges it
         guard = await read_guard(self._cluster, job.namespace, job.spec, state, judge.texts)
