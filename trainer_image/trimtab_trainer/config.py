@@ -205,17 +205,7 @@ class TrainerConfig:
                 at_least("bucket_mebibytes", self.bucket_mebibytes, 1),
                 *self._schedule_problems(),
                 *self.data.problems(self.model.vocab_size),
-                self._qk_clip_problem(),
             )
-        )
-
-    def _qk_clip_problem(self) -> str | None:
-        threshold = self.optimizer.qk_clip_threshold
-        if threshold is None or not self.model.attention.qk_norm:
-            return None
-        return (
-            f"optimizer.qk_clip_threshold: {threshold} must be null with model.attention.qkNorm: "
-            "the norm undoes whatever QK-Clip does to the weights before it"
         )
 
     def _schedule_problems(self) -> tuple[str, ...]:
