@@ -21,6 +21,7 @@ from trimtab_trainer.optim.muonclip_reference import (
     muon_step,
 )
 from trimtab_trainer.optim.routing import routing_table
+from trimtab_trainer.optim.weights import Weight
 
 SHAPE = TransformerConfig(width=16, layers=2, heads=2, sequence=12, vocab_size=32, bias=True)
 EXACT = MuonClipConfig(newton_schulz_dtype="float64", qk_clip_threshold=0.015)
@@ -39,7 +40,7 @@ def forward_backward(model: Transformer, seed: int) -> Tensor:
 
 
 def optimizer_of(model: Transformer, config: MuonClipConfig = EXACT) -> MuonClip:
-    return MuonClip(model.named_parameters(), model.query_key_parameters(), config)
+    return MuonClip(model.named_parameters(), model.attention_heads(), config)
 
 
 def train(model: Transformer, optimizer: MuonClip, first: int, last: int) -> None:
@@ -138,7 +139,8 @@ def test_the_routing_table_has_one_line_per_parameter() -> None:
     model = Transformer(SHAPE)
     lines = routing_table(optimizer_of(model).routes).splitlines()
     assert len(lines) == len(list(model.parameters()))
-    assert lines[0].split() == ["embedding.weight", "32x16", "adamw"]
+    assert lines[0].split() == ["embedding.weight", "32x16", "adamw", "looks", "tokens", "up"]
+    assert any(line.split()[:3] == ["blocks.0.up.weight", "64x16", "muon"] for line in lines)
 
 
 def test_a_tied_head_is_updated_once_by_adamw() -> None:
@@ -259,7 +261,7 @@ def test_without_a_threshold_no_head_is_clipped() -> None:
 def test_the_first_step_of_adamw_is_computed_by_hand() -> None:
     parameter = torch.tensor([[2.0]], dtype=torch.float64, requires_grad=True)
     parameter.grad = torch.tensor([[0.5]], dtype=torch.float64)
-    AdamW({"w": parameter}, MuonClipConfig(decay=0.1)).step(0.01, 1)
+    AdamW([Weight("w", parameter, decay=0.1)], MuonClipConfig()).step(0.01, 1)
     # 2 (1 - 0.01 x 0.1) - 0.01 x 0.5 / (0.5 + 1e-8)
     assert parameter.item() == pytest.approx(1.9880000002, abs=1e-13)
 
@@ -268,7 +270,7 @@ def test_adamw_follows_pytorch() -> None:
     generator = torch.Generator().manual_seed(0)
     ours = torch.randn(5, 3, generator=generator, dtype=torch.float64).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
-    mine = AdamW({"w": ours}, MuonClipConfig(decay=0.1))
+    mine = AdamW([Weight("w", ours, decay=0.1)], MuonClipConfig())
     reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for count in range(1, 6):
         ours.grad = torch.randn(5, 3, generator=generator, dtype=torch.float64)
@@ -279,9 +281,9 @@ def test_adamw_follows_pytorch() -> None:
 
 
 def test_adamw_decays_matrices_but_not_gains() -> None:
-    parameters = {"matrix": torch.ones(2, 2, requires_grad=True), "gain": torch.ones(2, requires_grad=True)}
-    AdamW(parameters, MuonClipConfig(decay=0.1)).step(0.01, 1)
-    assert torch.equal(parameters["matrix"].detach(), torch.full((2, 2), 1 - 0.01 * 0.1))
+    parameters = {"embedding": torch.ones(2, 2, requires_grad=True), "gain": torch.ones(2, requires_grad=True)}
+    MuonClip(parameters.items(), (), MuonClipConfig(decay=0.1, adamw_lr=0.01)).step(torch.zeros(0, 0))
+    assert torch.equal(parameters["embedding"].detach(), torch.full((2, 2), 1 - 0.01 * 0.1))
     assert torch.equal(parameters["gain"].detach(), torch.ones(2))
 
 

@@ -52,6 +52,8 @@ class AttentionHeads:
     kind: AttentionKind
     heads: int
     parameters: tuple[HeadParameter, ...]
+    normalised: bool = False
+    """Whether the query and key of each head are normalised after these parameters, so that scaling them is in vain."""
 
     def of(self, part: LogitPart) -> tuple[HeadParameter, ...]:
         """The parameters (weight, then bias if any) that make one part."""

@@ -16,10 +16,13 @@ IGNORED_TARGET = -100
 
 
 def frobenius_norms(matrices: Tensor) -> Tensor:
-    """Return the Frobenius norm [..., 1, 1] of each of `matrices` [..., rows, columns]."""
+    """Return the Frobenius norm [..., 1, 1] of each of `matrices` [..., rows, columns], in float32 at least."""
+    kind = torch.promote_types(matrices.dtype, torch.float32)
     return cast(
         "Tensor",
-        torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True),  # pyright: ignore[reportUnknownMemberType]
+        torch.linalg.vector_norm(  # pyright: ignore[reportUnknownMemberType]
+            matrices, dim=(-2, -1), keepdim=True, dtype=kind
+        ),
     )
 
 

@@ -4,7 +4,7 @@ Computes only: no I/O, no clock, no random numbers, no communication.
 """
 
 from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum
-from trimtab_trainer.optim.config import MuonClipConfig
+from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup, ThresholdPoint
 from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, first_non_finite
 from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
 from trimtab_trainer.optim.qk_clip import NonFiniteLogitsError
@@ -16,9 +16,11 @@ __all__ = [
     "MuonClipConfig",
     "NonFiniteLogitsError",
     "ParameterChecksum",
+    "ParameterGroup",
     "RateOverride",
     "Schedule",
     "StepTelemetry",
+    "ThresholdPoint",
     "clip_gradients",
     "first_non_finite",
     "parameter_checksum",

@@ -1,12 +1,66 @@
 """The settings of MuonClip."""
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
-from trimtab_trainer.fields import positive, raise_if_any, within
+from trimtab_trainer.fields import at_least, positive, raise_if_any, within
 
+Optimizer = Literal["muon", "adamw"]
 CoefficientSet = Literal["quintic", "tuned_quintic", "polar_express", "deepseek_v4", "cubic"]
 ComputeType = Literal["bfloat16", "float32", "float64"]
+QkClipMode = Literal["on", "observe", "off"]
+GroupedQueryRule = Literal["query", "group", "roots", "balanced"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterGroup:
+    """What is special about the parameters whose name matches a pattern.
+
+    Raises:
+        InvalidFields: one sentence per wrong field.
+    """
+
+    pattern: str
+    """Shell-style pattern of parameter names, such as `blocks.*.qkv.weight`."""
+
+    optimizer: Optimizer | None = None
+    """Which optimizer updates them; as for any other parameter where it is left out."""
+
+    split: tuple[int, ...] = ()
+    """Rows of the matrices that are fused in one parameter (query, key, value; gate, up). Each is orthogonalised
+    alone: the update of a fused matrix would mix them."""
+
+    heads: int | None = None
+    """Cut the rows into so many equal matrices, one for each attention head, and orthogonalise each alone."""
+
+    decay: float | None = None
+    """Weight decay, in place of the optimizer's."""
+
+    def __post_init__(self) -> None:
+        raise_if_any(
+            (
+                None if self.pattern else "pattern: '' must name parameters, such as blocks.*.qkv.weight",
+                *(f"split: {rows} must be at least 1" for rows in self.split if rows < 1),
+                None if self.heads is None else at_least("heads", self.heads, 1),
+                "heads: not together with split; a list of equal rows in split says the same"
+                if self.heads is not None and self.split
+                else None,
+                None if self.decay is None else within("decay", self.decay, 0.0, math.inf),
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThresholdPoint:
+    """The factor on QK-Clip's thresholds at one update; between two points it changes linearly."""
+
+    update: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        raise_if_any((at_least("update", self.update, 1), positive("factor", self.factor)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +102,33 @@ class MuonClipConfig:
     """Precision of the Newton-Schulz products. `bfloat16` is accurate enough and faster on accelerators and on
     processors with bfloat16 products; on other processors it is far slower than `float32`."""
 
+    gram: bool = False
+    """Iterate long matrices in the Gram form: fewer products, and in bfloat16 about twice the rounding error."""
+
+    groups: tuple[ParameterGroup, ...] = ()
+    """What is special about some parameters; of several patterns that match, the first one counts."""
+
+    master_weights: bool = False
+    """Keep a float32 copy of every parameter of fewer bits, and update that: in bfloat16 small changes are lost."""
+
     qk_clip_threshold: float | None = 100.0
     """Largest logit a head may have before its query and key weights shrink; None turns QK-Clip off."""
 
+    qk_clip_mode: QkClipMode = "on"
+    """`observe` reports the factors and changes nothing."""
+
+    qk_clip_layer_thresholds: tuple[float, ...] = ()
+    """A threshold for every layer, in place of the one for all."""
+
+    qk_clip_schedule: tuple[ThresholdPoint, ...] = ()
+    """Factors on the thresholds at some updates, in rising order: a warm-up, or a threshold that is lowered."""
+
+    qk_clip_grouped_query: GroupedQueryRule = "query"
+    """How the factor is shared out where several heads use one key; see `trimtab_trainer.optim.qk_clip`."""
+
     def __post_init__(self) -> None:
         threshold = self.qk_clip_threshold
+        updates = [point.update for point in self.qk_clip_schedule]
         raise_if_any(
             (
                 positive("muon_lr", self.muon_lr),
@@ -63,5 +139,31 @@ class MuonClipConfig:
                 within("beta2", self.beta2, 0.0, 1.0),
                 positive("epsilon", self.epsilon),
                 None if threshold is None else positive("qk_clip_threshold", threshold),
+                *(positive("qk_clip_layer_thresholds", each) for each in self.qk_clip_layer_thresholds),
+                "qk_clip_schedule: the updates of its points must rise"
+                if any(later <= earlier for earlier, later in pairwise(updates))
+                else None,
             )
         )
+
+    @property
+    def qk_clip_off(self) -> bool:
+        """Whether no factor is ever computed."""
+        return self.qk_clip_mode == "off" or self.qk_clip_threshold is None
+
+    def thresholds(self, update: int, layers: int) -> tuple[float, ...]:
+        """QK-Clip's threshold of each layer in an update, counted from 1; infinities where it is off."""
+        if self.qk_clip_off or self.qk_clip_threshold is None:
+            return (math.inf,) * layers
+        factor = self._threshold_factor(update)
+        return tuple(each * factor for each in self.qk_clip_layer_thresholds or (self.qk_clip_threshold,) * layers)
+
+    def _threshold_factor(self, update: int) -> float:
+        points = self.qk_clip_schedule
+        if not points or update >= points[-1].update:
+            return points[-1].factor if points else 1.0
+        if update <= points[0].update:
+            return points[0].factor
+        before, after = next(pair for pair in pairwise(points) if update < pair[1].update)
+        progress = (update - before.update) / (after.update - before.update)
+        return before.factor + progress * (after.factor - before.factor)

@@ -6,30 +6,37 @@ Moonlight (arXiv 2502.16982).
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS
+from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS, Polynomials
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, newton_schulz
+from trimtab_trainer.optim.weights import Weight
+from trimtab_trainer.tensors import frobenius_norms
 
 LARGEST_BATCHED_SIDE: Final = 256
 """On the CPU, stacks of larger matrices leave the cache and cost more than one product after another."""
 
 
 class Muon:
-    """Muon over two-dimensional parameters; matrices of equal shape share their products.
+    """Muon over matrices and stacks of matrices; matrices of equal shape share their products where that pays.
 
-    The momentum of one shape is one tensor [count, rows, columns], filled with zeros from the start so that
-    the keys of the state never depend on which steps were taken.
+    The momentum is filled with zeros from the start so that the keys of the state never depend on which steps were
+    taken.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], config: MuonClipConfig) -> None:
+    def __init__(self, weights: Sequence[Weight], config: MuonClipConfig) -> None:
         self._config = config
-        self._groups = [_Group(members) for members in _by_shape(parameters).values()]
+        self._weights = weights
+        self._momentum = {
+            weight.name: torch.zeros_like(weight.value, memory_format=torch.contiguous_format) for weight in weights
+        }
+        self._slabs = [slab for blocks in self._by_shape().values() for slab in _slabs(blocks)]
 
     @torch.no_grad()
     def step(self, lr: float) -> float:
@@ -37,65 +44,86 @@ class Muon:
 
         A parameter without a gradient counts as one with a zero gradient.
         """
-        return sum(self._step_group(group, lr) for group in self._groups)
+        gradients = {weight.name: weight.matrices(weight.gradient()) for weight in self._weights}
+        norms = [self._step_slab(slab, gradients, lr) for slab in self._slabs]
+        return float(torch.cat(norms).double().square().sum()) if norms else 0.0
 
     def momentum(self) -> dict[str, Tensor]:
-        """Return the momentum of every parameter by name: views, so that loading writes into them."""
-        return {
-            name: buffer
-            for group in self._groups
-            for name, buffer in zip(group.names, group.momentum.unbind(), strict=True)
-        }
+        """Return the momentum of every parameter by name (the live tensors)."""
+        return self._momentum
 
-    def _step_group(self, group: "_Group", lr: float) -> float:
-        gradients = group.gradients()
-        squares = 0.0
-        for start in range(0, len(group.names), group.slab):
-            part = slice(start, start + group.slab)
-            updates = muon_updates(gradients[part], group.momentum[part], self._config)
-            apply_updates(group.parameters[part], updates, lr, self._config.decay)
-            squares += float(updates.square().sum(dtype=torch.float64))
-        return squares
+    def _step_slab(self, slab: "Sequence[_Block]", gradients: dict[str, tuple[Tensor, ...]], lr: float) -> Tensor:
+        """Update one slab; return the norms of its updates before `lr`."""
+        directions = [
+            advance_momentum(gradients[block.name][block.index], block.momentum, self._config) for block in slab
+        ]
+        # One matrix needs no copy.
+        updates = orthogonal_updates(
+            torch.stack(directions) if len(directions) > 1 else directions[0][None], self._config
+        )
+        apply_updates([block.value for block in slab], updates, lr, slab[0].decay)
+        return frobenius_norms(updates).flatten()
 
-
-class _Group:
-    """Parameters of one shape."""
-
-    def __init__(self, members: Mapping[str, Tensor]) -> None:
-        self.names = tuple(members)
-        self.parameters = list(members.values())
-        first = self.parameters[0]
-        self.momentum = torch.zeros((len(self.names), *first.shape), dtype=first.dtype, device=first.device)
-        batched = first.device.type != "cpu" or min(first.shape) <= LARGEST_BATCHED_SIDE
-        self.slab = len(self.names) if batched else 1
-
-    def gradients(self) -> Tensor:
-        return torch.stack([p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters])
+    def _by_shape(self) -> "dict[tuple[object, ...], list[_Block]]":
+        groups: defaultdict[tuple[object, ...], list[_Block]] = defaultdict(list)
+        for weight in self._weights:
+            matrices = zip(
+                weight.matrices(weight.value.detach()), weight.matrices(self._momentum[weight.name]), strict=True
+            )
+            for index, (value, momentum) in enumerate(matrices):
+                key = (value.shape, value.dtype, value.device, weight.decay)
+                groups[key].append(_Block(weight.name, index, value, momentum, weight.decay))
+        return groups
 
 
-def muon_updates(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
-    """Advance `momentum` in place and return the updates before the learning rate.
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One matrix: views of its parameter's value and momentum, and where to find its gradient."""
 
-    All three are [count, rows, columns]. M = mu M + G; the update is NS(M), or NS(G + mu M) with Nesterov,
-    times 0.2 sqrt(max(rows, columns)): a root mean square of about 0.2 at full rank.
+    name: str
+    index: int
+    value: Tensor
+    momentum: Tensor
+    decay: float
+
+
+def advance_momentum(gradient: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
+    """Advance `momentum` in place and return what is to be orthogonalised, which must not be written to.
+
+    M = mu M + G; the direction is M, or with Nesterov G + mu M. Any shape; a gradient of fewer bits is widened.
     """
-    momentum.mul_(config.momentum).add_(gradients)
-    direction = torch.add(gradients, momentum, alpha=config.momentum) if config.nesterov else momentum
-    orthogonal = newton_schulz(
-        direction, COEFFICIENT_SETS[config.coefficients], COMPUTE_TYPES[config.newton_schulz_dtype]
+    torch.add(gradient, momentum, alpha=config.momentum, out=momentum)
+    return torch.add(gradient, momentum, alpha=config.momentum) if config.nesterov else momentum
+
+
+def orthogonal_updates(directions: Tensor, config: MuonClipConfig) -> Tensor:
+    """Return the updates before the learning rate, of `directions` [count, rows, columns], in the compute type.
+
+    NS(direction) times 0.2 sqrt(max(rows, columns)): a root mean square of about 0.2 at full rank.
+    """
+    scale = 0.2 * math.sqrt(max(directions.shape[-2:]))
+    return newton_schulz(
+        directions,
+        _scaled(COEFFICIENT_SETS[config.coefficients], scale),
+        COMPUTE_TYPES[config.newton_schulz_dtype],
+        gram=config.gram,
     )
-    scale = 0.2 * math.sqrt(max(gradients.shape[-2:]))
-    return orthogonal.to(momentum.dtype) * scale
 
 
-def apply_updates(parameters: list[Tensor], updates: Tensor, lr: float, decay: float) -> None:
+def apply_updates(parameters: Sequence[Tensor], updates: Iterable[Tensor], lr: float, decay: float) -> None:
     """W = W - lr (update + decay W), in place; the decay uses the base rate, not the scaled one."""
     for parameter, update in zip(parameters, updates, strict=True):
         parameter.mul_(1 - lr * decay).add_(update, alpha=-lr)
 
 
-def _by_shape(parameters: Mapping[str, Tensor]) -> dict[tuple[object, ...], dict[str, Tensor]]:
-    groups: defaultdict[tuple[object, ...], dict[str, Tensor]] = defaultdict(dict)
-    for name, parameter in parameters.items():
-        groups[(parameter.shape, parameter.dtype, parameter.device)][name] = parameter
-    return groups
+def _scaled(polynomials: Polynomials, scale: float) -> Polynomials:
+    """Scale the result: a polynomial is linear in its coefficients, so that of the last iteration costs nothing."""
+    *before, (a, b, c) = polynomials
+    return (*before, (a * scale, b * scale, c * scale))
+
+
+def _slabs(blocks: "list[_Block]") -> "list[list[_Block]]":
+    """The blocks of one shape that are updated at once."""
+    first = blocks[0].value
+    batched = first.device.type != "cpu" or min(first.shape) <= LARGEST_BATCHED_SIDE
+    return [blocks] if batched else [[block] for block in blocks]

@@ -1,24 +1,26 @@
 """MuonClip: Muon for hidden matrices, AdamW for the rest, QK-Clip after both (arXiv 2507.20534)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from trimtab_trainer.fields import raise_if_any
+from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.optim.adamw import AdamW
-from trimtab_trainer.optim.config import MuonClipConfig
+from trimtab_trainer.optim.config import MuonClipConfig, Optimizer
 from trimtab_trainer.optim.muon import Muon
-from trimtab_trainer.optim.qk_clip import qk_clip, require_finite
-from trimtab_trainer.optim.routing import Route, route_parameters, routed_to
+from trimtab_trainer.optim.qk_clip import layer_gamma, qk_clip, require_finite
+from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters
+from trimtab_trainer.optim.weights import Weight, in_master
 
 STATE_VERSION: Final = 1
 
-QueryKeyParameters = Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]
-"""Per layer, the parameters that make queries and those that make keys."""
+QueryKeyParameters = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""The parameters that make the queries and those that make the keys of a layer of multi-head attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +37,44 @@ class StepTelemetry:
     """Root mean square of Muon's updates before the learning rate and decay; about 0.2 at full rank."""
 
     qk_clip_gamma: Tensor
-    """Factor on the logits of each head [layers, heads]: 1 where not clipped."""
+    """Factor on the logits of each head [layers, heads]: 1 where not clipped. With `observe` the factor it would be."""
 
 
 class MuonClip:
-    """The optimizer of the trainer.
+    """The optimizer of the trainer, and of any PyTorch model.
 
-    `query_key` names, layer by layer, the parameters QK-Clip scales; every one of them must also be among
-    `named_parameters`.
+    `attention` names, layer by layer, the parameters QK-Clip scales; every one of them must also be among
+    `named_parameters`, or be a view of one that is. A pair (query parameters, key parameters) is short for multi-head
+    attention.
+
+    Raises:
+        InvalidFields: one sentence per parameter, group and layer that cannot be served.
     """
 
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, Tensor]],
-        query_key: QueryKeyParameters,
+        attention: Sequence[AttentionHeads | QueryKeyParameters],
         config: MuonClipConfig,
     ) -> None:
         self.config = config
-        self.routes: tuple[Route, ...] = route_parameters(named_parameters)
-        self._query_key = query_key
-        muon_parameters = routed_to(self.routes, "muon")
-        self._muon = Muon(muon_parameters, config)
-        self._muon_elements = sum(parameter.numel() for parameter in muon_parameters.values())
-        self._adamw = AdamW(routed_to(self.routes, "adamw"), config)
+        parameters = dict(named_parameters)
+        self.routes: tuple[Route, ...] = route_parameters(
+            parameters.items(), config.groups, decay=config.decay, masters=config.master_weights
+        )
+        layers = [layer if isinstance(layer, AttentionHeads) else _multi_head(*layer) for layer in attention]
+        raise_if_any(_attention_problems(layers, parameters, config))
+        self._masters = {
+            name: parameter.detach().float()
+            for name, parameter in parameters.items()
+            if parameter.dtype not in MASTER_TYPES
+        }
+        masters = {parameters[name]: master for name, master in self._masters.items()}
+        self._layers = [_on_masters(layer, masters) for layer in layers]
+        self._weights = [_weight(route, self._masters) for route in self.routes]
+        self._muon = Muon(self._weights_of("muon"), config)
+        self._muon_elements = sum(weight.value.numel() for weight in self._weights_of("muon"))
+        self._adamw = AdamW(self._weights_of("adamw"), config)
         self._lr_scale = 1.0
         self._count = 0
 
@@ -71,16 +88,26 @@ class MuonClip:
         """Muon's learning rate of the next update."""
         return self.config.muon_lr * self._lr_scale
 
+    @property
+    def lowest_threshold(self) -> float:
+        """The lowest threshold of QK-Clip in the next update: below it no logit needs to be exact."""
+        return min(self.config.thresholds(self._count + 1, len(self._layers)), default=math.inf)
+
     def set_lr(self, scale: float) -> None:
         """Set both learning rates to `scale` times their peaks, until the next call."""
         self._lr_scale = scale
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all parameters."""
+        for weight in self._weights:
+            weight.parameter.grad = None
 
     @torch.no_grad()
     def step(self, max_logits: Tensor) -> StepTelemetry:
         """Update the parameters from their gradients, then clip heads.
 
         `max_logits` [layers, heads] comes from the forward pass of these gradients, reduced by MAX over
-        micro-batches and replicas.
+        micro-batches and replicas; for a model without attention it is empty.
 
         Raises:
             NonFiniteLogitsError: a largest logit is not finite; nothing was changed.
@@ -90,11 +117,15 @@ class MuonClip:
         lr = self.lr
         squares = self._muon.step(lr)
         self._adamw.step(self.config.adamw_lr * self._lr_scale, self._count)
+        gamma = self._clip(max_logits)
+        for weight in self._weights:
+            if weight.master is not None:
+                weight.parameter.copy_(weight.master)
         return StepTelemetry(
             count=self._count,
             lr=lr,
             update_rms=math.sqrt(squares / max(self._muon_elements, 1)),
-            qk_clip_gamma=self._clip(max_logits),
+            qk_clip_gamma=gamma,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,26 +141,83 @@ class MuonClip:
                 nothing was changed.
         """
         own = self._tensors()
-        raise_if_any(_problems(own, state))
+        raise_if_any(_state_problems(own, state))
         for kind, tensors in own.items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
         self._count = state["count"]
 
+    def _weights_of(self, optimizer: Optimizer) -> list[Weight]:
+        return [
+            weight for route, weight in zip(self.routes, self._weights, strict=True) if route.optimizer == optimizer
+        ]
+
     def _clip(self, max_logits: Tensor) -> Tensor:
-        if self.config.qk_clip_threshold is None:
+        config = self.config
+        if config.qk_clip_off or not self._layers:
             return torch.ones_like(max_logits)
-        return qk_clip(self._query_key, max_logits, self.config.qk_clip_threshold)
+        thresholds = config.thresholds(self._count, len(self._layers))
+        if config.qk_clip_mode == "observe":
+            return layer_gamma(max_logits, thresholds)
+        return qk_clip(self._layers, max_logits, thresholds, config.qk_clip_grouped_query)
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        return {
+        tensors = {
             "muon_momentum": self._muon.momentum(),
             "adamw_first_moment": self._adamw.first_moments(),
             "adamw_second_moment": self._adamw.second_moments(),
         }
+        return tensors | {"master_weights": self._masters} if self._masters else tensors
 
 
-def _problems(own: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Iterable[str]:
+def _multi_head(query: Sequence[Tensor], key: Sequence[Tensor]) -> AttentionHeads:
+    """Multi-head attention of as many heads as there are logits."""
+    parts = ((LogitPart.QUERY, query), (LogitPart.KEY, key))
+    parameters = tuple(HeadParameter(str(part), each, part, 0) for part, those in parts for each in those)
+    return AttentionHeads("multiHead", 0, parameters)
+
+
+def _weight(route: Route, masters: Mapping[str, Tensor]) -> Weight:
+    return Weight(route.name, route.parameter, masters.get(route.name), route.decay, route.rows)
+
+
+def _on_masters(layer: AttentionHeads, masters: Mapping[Tensor, Tensor]) -> AttentionHeads:
+    """The same layer with the float32 copies in place of the parameters."""
+    parameters = (replace(each, parameter=in_master(each.parameter, masters)) for each in layer.parameters)
+    return replace(layer, parameters=tuple(parameters))
+
+
+def _attention_problems(
+    layers: Sequence[AttentionHeads], parameters: Mapping[str, Tensor], config: MuonClipConfig
+) -> Iterator[str]:
+    if config.qk_clip_off:
+        return
+    thresholds = config.qk_clip_layer_thresholds
+    if thresholds and len(thresholds) != len(layers):
+        yield f"qk_clip_layer_thresholds: {len(thresholds)} must be one for each of the {len(layers)} attention layers"
+    known = {id(parameter) for parameter in parameters.values()}
+    for index, layer in enumerate(layers):
+        if layer.normalised:
+            yield (
+                f"qk_clip_mode: must be off: layer {index} normalises the query and key of each head, so that scaling "
+                "their weights changes no logit"
+            )
+        rule = config.qk_clip_grouped_query
+        if layer.kind == "groupedQuery" and rule != "query" and not layer.of(LogitPart.SHARED_KEY):
+            yield f"qk_clip_grouped_query: {rule} needs the shared key of attention layer {index}"
+        yield from (f"attention layer {index}: {each.name}: {problem}" for each, problem in _unfit(layer, known))
+
+
+def _unfit(layer: AttentionHeads, known: Set[int]) -> Iterator[tuple[HeadParameter, str]]:
+    for each in layer.parameters:
+        base = each.parameter._base  # noqa: SLF001
+        if id(each.parameter) not in known and id(base) not in known:
+            yield each, "is not among the parameters of the optimizer"
+        if each.heads and len(each.parameter) % each.heads:
+            yield each, f"{each.heads} heads must divide its {len(each.parameter)} rows"
+
+
+def _state_problems(own: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Iterator[str]:
     if state.get("version") != STATE_VERSION:
         yield f"version: {state.get('version')} must be {STATE_VERSION}"
     if not isinstance(state.get("count"), int):

@@ -1,60 +1,147 @@
-"""Which optimizer updates which parameter."""
+"""Which optimizer updates which parameter, and why."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from fnmatch import fnmatchcase
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from trimtab_trainer.fields import raise_if_any
+from trimtab_trainer.optim.config import Optimizer, ParameterGroup
 
-Optimizer = Literal["muon", "adamw"]
-
-NOT_HIDDEN: Final = frozenset({"embedding", "head"})
-"""Modules whose matrices look up or score tokens: their rows are not directions of one linear map."""
+NOT_HIDDEN: Final = {
+    "embedding": "looks tokens up",
+    "embeddings": "looks tokens up",
+    "embed_tokens": "looks tokens up",
+    "tok_embeddings": "looks tokens up",
+    "wte": "looks tokens up",
+    "wpe": "looks positions up",
+    "head": "scores tokens",
+    "lm_head": "scores tokens",
+    "router": "scores experts",
+}
+"""Modules whose matrices are no maps between hidden vectors: each row is looked up or scored by itself."""
 
 MASTER_TYPES: Final = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One parameter and the optimizer that updates it."""
+    """One parameter, the optimizer that updates it, and what that optimizer has to know."""
 
     name: str
     parameter: Tensor
     optimizer: Optimizer
+    reason: str
+    decay: float
+    rows: tuple[int, ...] = ()
 
 
-def route_parameters(named_parameters: Iterable[tuple[str, Tensor]]) -> tuple[Route, ...]:
-    """Send the hidden matrices to Muon; embeddings, head, gains and biases to AdamW.
+def route_parameters(
+    named_parameters: Iterable[tuple[str, Tensor]],
+    groups: Sequence[ParameterGroup] = (),
+    *,
+    decay: float = 0.0,
+    masters: bool = False,
+) -> tuple[Route, ...]:
+    """Send the hidden matrices to Muon; embeddings, head, routers, gains, biases and convolutions to AdamW.
+
+    The first of `groups` whose pattern matches a parameter's name overrides this. `masters` says that parameters of
+    few bits get float32 copies.
 
     Raises:
-        InvalidFields: a parameter is not float32 or float64 (in bfloat16 small factors change nothing).
+        InvalidFields: one sentence per parameter and group that cannot be served.
     """
     parameters = dict(named_parameters)
-    raise_if_any(_type_problem(name, parameter) for name, parameter in parameters.items())
-    return tuple(Route(name, parameter, _optimizer_of(name, parameter)) for name, parameter in parameters.items())
-
-
-def routed_to(routes: Iterable[Route], optimizer: Optimizer) -> Mapping[str, Tensor]:
-    """Return the parameters of one optimizer by name, in order."""
-    return {route.name: route.parameter for route in routes if route.optimizer == optimizer}
+    chosen = {name: _group_of(name, groups) for name in parameters}
+    used = {id(group) for group in chosen.values()}
+    raise_if_any(
+        (
+            *(_type_problem(name, parameter, masters=masters) for name, parameter in parameters.items()),
+            *(problem for name, group in chosen.items() for problem in _group_problems(name, parameters[name], group)),
+            *(
+                f"groups[{index}].pattern: {group.pattern!r} matches no parameter that an earlier group left"
+                for index, group in enumerate(groups)
+                if id(group) not in used
+            ),
+        )
+    )
+    return tuple(_route(name, parameter, chosen[name], decay) for name, parameter in parameters.items())
 
 
 def routing_table(routes: Iterable[Route]) -> str:
-    """Return one line per parameter: name, shape, optimizer."""
-    rows = [(route.name, "x".join(map(str, route.parameter.shape)), route.optimizer) for route in routes]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"{name:<{widths[0]}}  {shape:>{widths[1]}}  {kind}" for name, shape, kind in rows)
+    """Return one line per parameter: name, shape, optimizer and the reason for it."""
+    rows = [(route.name, "x".join(map(str, route.parameter.shape)), route.optimizer, route.reason) for route in routes]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return "\n".join(
+        f"{name:<{widths[0]}}  {shape:>{widths[1]}}  {kind:<{widths[2]}}  {reason}".rstrip()
+        for name, shape, kind, reason in rows
+    )
 
 
-def _optimizer_of(name: str, parameter: Tensor) -> Optimizer:
-    hidden = NOT_HIDDEN.isdisjoint(name.split("."))
-    return "muon" if parameter.ndim == 2 and hidden else "adamw"
+def _group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
+    return next((group for group in groups if fnmatchcase(name, group.pattern)), None)
 
 
-def _type_problem(name: str, parameter: Tensor) -> str | None:
-    if parameter.dtype in MASTER_TYPES:
+def _route(name: str, parameter: Tensor, group: ParameterGroup | None, decay: float) -> Route:
+    optimizer, reason = _default(name, parameter)
+    usual = decay if parameter.ndim >= 2 else 0.0
+    if group is None:
+        return Route(name, parameter, optimizer, reason, usual)
+    if group.optimizer is not None:
+        optimizer, reason = group.optimizer, f"pattern {group.pattern}"
+    rows = _rows_of(parameter, group)
+    if rows:
+        reason += f"; {len(rows)} matrices of {_counted(rows)} rows"
+    return Route(name, parameter, optimizer, reason, usual if group.decay is None else group.decay, rows)
+
+
+def _default(name: str, parameter: Tensor) -> tuple[Optimizer, str]:
+    special = next((part for part in name.split(".") if part in NOT_HIDDEN), None)
+    if parameter.ndim < 2:
+        return "adamw", "one number per channel"
+    if special is not None:
+        return "adamw", NOT_HIDDEN[special]
+    if parameter.ndim > 2:
+        return "adamw", f"{parameter.ndim} dimensions are no matrix"
+    return "muon", "hidden matrix"
+
+
+def _rows_of(parameter: Tensor, group: ParameterGroup) -> tuple[int, ...]:
+    if group.heads is not None:
+        return (parameter.shape[-2] // group.heads,) * group.heads
+    return group.split
+
+
+def _counted(rows: tuple[int, ...]) -> str:
+    return str(rows[0]) if len(set(rows)) == 1 else " + ".join(map(str, rows))
+
+
+def _type_problem(name: str, parameter: Tensor, *, masters: bool) -> str | None:
+    if parameter.dtype in MASTER_TYPES or (masters and parameter.is_floating_point()):
         return None
     return f"{name}: {parameter.dtype} must be torch.float32 (the master copy), computed on in any type"
+
+
+def _group_problems(name: str, parameter: Tensor, group: ParameterGroup | None) -> Iterator[str]:
+    if group is None:
+        return
+    optimizer = group.optimizer or _default(name, parameter)[0]
+    cut = bool(group.split) or group.heads is not None
+    if optimizer == "adamw":
+        if cut:
+            yield f"{name}: split or heads (pattern {group.pattern!r}) is for Muon alone, and AdamW updates it"
+        return
+    if parameter.ndim not in {2, 3}:
+        yield (
+            f"{name}: Muon orthogonalises matrices and stacks of matrices; {parameter.ndim} dimensions "
+            f"(pattern {group.pattern!r}) must go to adamw"
+        )
+        return
+    rows = parameter.shape[-2]
+    if group.split and sum(group.split) != rows:
+        yield f"{name}: split (pattern {group.pattern!r}) adds up to {sum(group.split)} and must to its {rows} rows"
+    if group.heads is not None and rows % group.heads:
+        yield f"{name}: heads (pattern {group.pattern!r}): {group.heads} must divide its {rows} rows"
