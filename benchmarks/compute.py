@@ -19,7 +19,7 @@ from torch import Tensor
 from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data import ByteWindows
 from trimtab_trainer.loop import Trainee
-from trimtab_trainer.model import transformer
+from trimtab_trainer.model import self_attention
 from trimtab_trainer.model.attention import AttentionResult, causal_attention
 from trimtab_trainer.optim import clip_gradients, parameter_checksum
 from trimtab_trainer.tensors import backpropagate
@@ -35,9 +35,9 @@ TRAINED_STEPS = 60
 NEVER, ALWAYS = 1e9, -1e9
 
 
-def _plain_attention(query: Tensor, key: Tensor, value: Tensor, *, threshold: float, exact: bool) -> AttentionResult:
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor, **settings: object) -> AttentionResult:
     """Attention that reports nothing: what a trainer without QK-Clip would run."""
-    del threshold, exact
+    del settings
     output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     none = torch.zeros(query.shape[1])
     return AttentionResult(output, none, none.bool())
@@ -104,11 +104,11 @@ def max_logits(bench: Bench, count: int) -> tuple[Figure, ...]:
     half = float(bounds.median())
 
     def off() -> None:
-        transformer.causal_attention = _plain_attention
+        self_attention.causal_attention = _plain_attention
         try:
             bench.step(NEVER)
         finally:
-            transformer.causal_attention = causal_attention
+            self_attention.causal_attention = causal_attention
 
     taken = rounds(
         {

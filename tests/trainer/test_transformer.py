@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -90,11 +91,11 @@ def test_positions_matter() -> None:
 def test_rotary_logits_depend_on_distance_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
-    def spy(query: Tensor, key: Tensor, value: Tensor, *, threshold: float, exact: bool) -> AttentionResult:
+    def spy(query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> AttentionResult:
         seen.extend((query[0], key[0]))
-        return causal_attention(query, key, value, threshold=threshold, exact=exact)
+        return causal_attention(query, key, value, **settings)
 
-    monkeypatch.setattr("trimtab_trainer.model.transformer.causal_attention", spy)
+    monkeypatch.setattr("trimtab_trainer.model.self_attention.causal_attention", spy)
     Transformer(replace(SHAPE, layers=1)).double()(torch.full((1, 16), 7))
     scores = seen[0] @ seen[1].mT
     for offset in range(-8, 9):

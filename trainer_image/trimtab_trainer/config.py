@@ -15,6 +15,7 @@ from trimtab_trainer.mapping import build
 from trimtab_trainer.mixed_precision import LossScaleConfig, Precision
 from trimtab_trainer.model import TransformerConfig
 from trimtab_trainer.optim import MuonClipConfig, Schedule
+from trimtab_trainer.optim.schedule import Shape
 
 DEFAULT_PATH = "/etc/trimtab/config.yaml"
 
@@ -37,10 +38,13 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleConfig:
-    """Linear warm-up, then half a cosine down to `final_ratio` of the peak at the last step."""
+    """Linear warm-up, then a named shape that ends at the last step; see `trimtab_trainer.optim.schedule`."""
 
     warmup_steps: int = 20
     final_ratio: float = 0.1
+    shape: Shape = "cosine"
+    cycles: int = 1
+    decay_share: float = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +209,17 @@ class TrainerConfig:
                 at_least("bucket_mebibytes", self.bucket_mebibytes, 1),
                 *self._schedule_problems(),
                 *self.data.problems(self.model.vocab_size),
+                self._qk_clip_problem(),
             )
+        )
+
+    def _qk_clip_problem(self) -> str | None:
+        threshold = self.optimizer.qk_clip_threshold
+        if threshold is None or not self.model.attention.qk_norm:
+            return None
+        return (
+            f"optimizer.qk_clip_threshold: {threshold} must be null with model.attention.qkNorm: "
+            "the norm undoes whatever QK-Clip does to the weights before it"
         )
 
     def _schedule_problems(self) -> tuple[str, ...]:
@@ -225,6 +239,9 @@ class TrainerConfig:
             warmup_steps=self.schedule.warmup_steps,
             total_steps=self.steps,
             final_ratio=self.schedule.final_ratio,
+            shape=self.schedule.shape,
+            cycles=self.schedule.cycles,
+            decay_share=self.schedule.decay_share,
         )
 
 

@@ -1,13 +1,16 @@
 """Causal attention that also reports the largest logit of every head.
 
 QK-Clip (Kimi K2, arXiv 2507.20534, section 2.1) acts on the largest input of the softmax: after scaling,
-before the softmax, signed, masked positions excluded. Fused kernels do not return it, but on the CPU they
-return the log-sum-exp of every row, which brackets it: with n visible keys,
-`lse - ln(n) <= max <= lse`. A head whose largest log-sum-exp is below the threshold therefore cannot
-exceed it, and in the other heads only the rows that may hold the maximum are computed again.
+before the softmax, signed, masked positions excluded. Fused kernels do not return it, but many return the
+log-sum-exp of every row, which brackets it: with n visible keys, `lse - ln(n) <= max <= lse`. A head whose largest
+log-sum-exp is below the threshold therefore cannot exceed it, and in the other heads only the rows that may hold the
+maximum are computed again.
 """
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,30 +18,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab_trainer.tensors import transposed, true_indices
+from trimtab_trainer.model.kernels import (
+    AttentionCase,
+    Kernel,
+    available_kernels,
+    choose_kernel,
+    cuda_flash,
+    flex_with_max_scores,
+)
+from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
+from trimtab_trainer.model.max_logits import Logits
+from trimtab_trainer.model.visibility import CAUSAL, Visibility
+from trimtab_trainer.tensors import integers, true_indices
 
 GATE_MARGIN: Final = 1e-4
 """A bfloat16 log-sum-exp can lie just below the true maximum, so the gate opens a little early."""
 
 FULL_PRODUCT_FRACTION: Final = 0.1
-"""Above this share of rows, one product for all rows is cheaper than gathering the rows."""
-
-CHUNK_ROWS: Final = 64
-"""Query rows per product: the scores of one chunk stay in cache."""
+"""Above this share of a head's rows, one product for all rows is cheaper than gathering the rows."""
 
 LARGEST_RESOLVED_LOGIT: Final = 2.0**24
 """Above it float32 numbers lie more than 1 apart, so a softmax of such logits weighs rounding errors."""
 
-_KERNEL_SCHEMA: Final = (
-    "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, "
-    "float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> "
-    "(Tensor output, Tensor logsumexp)"
-)
+_measuring: ContextVar[bool] = ContextVar("measuring", default=True)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionResult:
-    """Output [batch, heads, tokens, head dimension] and the largest logit of each head.
+    """Output [batch, heads, tokens, value dimension] and the largest logit of each head.
 
     `max_logit` [heads] is float32 (float64 for float64 inputs) and detached. It is the maximum itself where
     `exact` [heads] is true, otherwise an upper bound.
@@ -49,19 +56,54 @@ class AttentionResult:
     exact: Tensor
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, *, threshold: float, exact: bool) -> AttentionResult:
-    """Attend causally; all inputs are [batch, heads, tokens, head dimension].
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    threshold: float,
+    exact: bool,
+    visibility: Visibility = CAUSAL,
+    sink: Tensor | None = None,
+    scale: float | None = None,
+) -> AttentionResult:
+    """Attend causally; all inputs are [batch, heads, tokens, dimension].
 
-    The largest logit is exact for every head that exceeds `threshold`, and for every head when `exact`.
+    Keys and values may have fewer heads than queries, and values another dimension. `sink` [heads] is a logit that
+    every query of a head sees beside its keys and that has no value; it is no part of the largest logit. `scale`
+    multiplies the products, by default the root of the inverse dimension.
+
+    The largest logit is exact for every head that exceeds `threshold`, and for every head when `exact`; that changes
+    no bit of the heads that exceed it.
     """
-    if query.device.type != "cpu" or not kernel_returns_log_sum_exp():
-        output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return _all_exact(output, full_product_max_logit(query, key))
-    output, log_sum_exp = attention_with_log_sum_exp(query, key, value)
-    if exact:
-        return _all_exact(output, full_product_max_logit(query, key))
+    logits = Logits(
+        query.detach(), key.detach(), visibility, 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    )
+    kernel = _kernel_for(query, value, visibility, sink)
+    if kernel is Kernel.FLEX:
+        output, of_rows = flex_with_max_scores(query, key, value, visibility, scale)
+        return _all_exact(output, of_rows.amax((0, 2)))
+    output, log_sum_exp = _attend(kernel, query, key, value, visibility, sink, scale)
+    if not _measuring.get():
+        return _unmeasured(output)
     with torch.no_grad():
-        return _gated(output, query, key, log_sum_exp, threshold)
+        if log_sum_exp is None:
+            return _all_exact(output, logits.maxima())
+        max_logit, known = gated_max_logit(logits, log_sum_exp, threshold, has_sink=sink is not None)
+        if not exact or known.all():
+            return AttentionResult(output, max_logit, known)
+        # What the gate found stays: a step that is looked at closely must clip by the same numbers as any other.
+        return _all_exact(output, torch.where(known, max_logit, logits.maxima()))
+
+
+@contextmanager
+def without_max_logits() -> Generator[None]:
+    """Attention inside reports nothing of its logits: for the second forward pass of activation checkpointing."""
+    token = _measuring.set(False)
+    try:
+        yield
+    finally:
+        _measuring.reset(token)
 
 
 def infinite_beyond_resolution(max_logit: Tensor) -> Tensor:
@@ -75,75 +117,146 @@ def infinite_beyond_resolution(max_logit: Tensor) -> Tensor:
 
 def kernel_returns_log_sum_exp() -> bool:
     """Whether this PyTorch has the private CPU kernel with the signature this module was written for."""
-    operation = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    return operation is not None and str(operation.default._schema) == _KERNEL_SCHEMA  # noqa: SLF001
+    return Kernel.CPU_FLASH in available_kernels()
 
 
-def attention_with_log_sum_exp(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the causal attention output and the log-sum-exp [batch, heads, tokens] of every row."""
-    output, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
-        query, key, value, 0.0, True
+def full_product_max_logit(query: Tensor, key: Tensor, visibility: Visibility = CAUSAL) -> Tensor:
+    """Return the largest logit [heads], from the whole product in chunks of query rows."""
+    return Logits(query, key, visibility, 1 / math.sqrt(query.shape[-1])).maxima()
+
+
+def _kernel_for(query: Tensor, value: Tensor, visibility: Visibility, sink: Tensor | None) -> Kernel:
+    available = available_kernels()
+    if not kernel_returns_log_sum_exp():
+        available -= {Kernel.CPU_FLASH}
+    case = AttentionCase(
+        device=query.device.type,
+        dtype=query.dtype,
+        dimension=max(query.shape[-1], value.shape[-1]),
+        masked=not visibility.plain,
+        sink=sink is not None,
     )
-    return output, log_sum_exp
+    return choose_kernel(case, available)
 
 
-@torch.no_grad()
-def full_product_max_logit(query: Tensor, key: Tensor) -> Tensor:
-    """Return the largest causal logit [heads], from the whole product in chunks of query rows."""
-    query, key = _computable(query), _computable(key)
-    tokens = query.shape[-2]
-    future = torch.ones(CHUNK_ROWS, CHUNK_ROWS, dtype=torch.bool, device=query.device).triu(1)
-    maxima: list[Tensor] = []
-    for start in range(0, tokens, CHUNK_ROWS):
-        stop = min(start + CHUNK_ROWS, tokens)
-        scores = query[:, :, start:stop] @ transposed(key[:, :, :stop])
-        rows = stop - start
-        scores[..., start:stop].masked_fill_(future[:rows, :rows], -math.inf)
-        maxima.append(scores.amax((0, 2, 3)))
-    return torch.stack(maxima).amax(0) * _scale(query)
+def _attend(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    sink: Tensor | None,
+    scale: float | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Output, and the log-sum-exp of every row where the kernel returns it."""
+    dimension = value.shape[-1]
+    mask = None if visibility.plain and sink is None else visibility.additive_mask(query, sink=sink is not None)
+    if sink is not None or query.shape[-1] != dimension:
+        # Said before anything is padded: kernels would take it from the padded dimension.
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        if sink is not None:
+            query, key, value = _with_sink(query, key, value, sink / scale)
+        query, key, value = _equally_wide(query, key, value)
+    if kernel is Kernel.CPU_FLASH:
+        output, log_sum_exp = attention_with_log_sum_exp(query, key, value, mask, scale)
+    elif kernel is Kernel.CUDA_FLASH:
+        output, log_sum_exp = cuda_flash(query, key, value, scale)
+    else:
+        grouped = query.shape[1] != key.shape[1]
+        output, log_sum_exp = (
+            F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            ),
+            None,
+        )
+    return output[..., :dimension], log_sum_exp
 
 
-def _gated(output: Tensor, query: Tensor, key: Tensor, log_sum_exp: Tensor, threshold: float) -> AttentionResult:
+def _with_sink(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Add a dimension and a last key that make the product of every query with it the `sink` of its head.
+
+    So the sink gets its gradient from any kernel, and the key it takes may be shared by the heads of a group.
+    """
+    last = F.pad(key.new_zeros(*key.shape[:2], 1, key.shape[-1]), (0, 1), value=1.0)
+    query = torch.cat((query, sink.to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:-1], 1)), -1)
+    return query, torch.cat((F.pad(key, (0, 1)), last), -2), F.pad(value, (0, 0, 0, 1))
+
+
+def _equally_wide(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad with zeros, which changes no product: the flash kernels want one dimension for all three."""
+    missing = value.shape[-1] - query.shape[-1]
+    if missing > 0:
+        return F.pad(query, (0, missing)), F.pad(key, (0, missing)), value
+    return query, key, F.pad(value, (0, -missing)) if missing else value
+
+
+def gated_max_logit(
+    logits: Logits, log_sum_exp: Tensor, threshold: float, *, has_sink: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the largest logit [heads] or an upper bound, and where it is the largest logit itself.
+
+    `log_sum_exp` [batch, heads, tokens] is that of every row, a sink's logit included where there is one.
+    """
+    visible = logits.visibility.counts(log_sum_exp.shape[-1], log_sum_exp.device)
+    if not logits.visibility.plain:
+        # Kernels return 0 for a row that sees nothing.
+        log_sum_exp = log_sum_exp.masked_fill((visible == 0)[:, None], -math.inf)
     bound = log_sum_exp.amax((0, 2))
     # A non-finite bound stays as it is: the caller's finite gate must see it.
     is_open = (bound > threshold * (1 - GATE_MARGIN)) & bound.isfinite()
     if not is_open.any():
-        return AttentionResult(output, bound, is_open)
-    candidates = _rows_that_may_hold_the_maximum(log_sum_exp) & is_open[None, :, None]
-    if candidates.count_nonzero() > FULL_PRODUCT_FRACTION * candidates.numel():
-        return _all_exact(output, full_product_max_logit(query, key))
+        return bound, is_open
+    lower = torch.full_like(bound, -math.inf) if has_sink else _lower_bound(log_sum_exp, visible)
+    candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower, is_open)
+    wide = _has_many(candidates)
+    if wide.any():
+        _raise_to_attained(lower, logits, log_sum_exp, wide)
+        candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower, is_open)
+        wide = _has_many(candidates)
     max_logit = torch.where(is_open, -math.inf, bound)
-    _raise_to_row_maxima(max_logit, query, key, candidates)
-    return AttentionResult(output, max_logit, is_open)
+    if wide.any():
+        heads = wide.nonzero().squeeze(-1)
+        max_logit[heads] = logits.maxima(heads)
+    _raise_to_row_maxima(max_logit, logits, candidates & ~wide[None, :, None])
+    return max_logit, is_open
 
 
-def _rows_that_may_hold_the_maximum(log_sum_exp: Tensor) -> Tensor:
-    """Mark the rows whose upper bound reaches the best lower bound of their head."""
-    visible = torch.arange(1, log_sum_exp.shape[-1] + 1, dtype=log_sum_exp.dtype, device=log_sum_exp.device)
-    lower = (log_sum_exp - visible.log()).amax((0, 2))
+def _lower_bound(log_sum_exp: Tensor, visible: Tensor) -> Tensor:
+    """What the largest logit of each head cannot be less than; holds without a sink only."""
+    return (log_sum_exp - visible[:, None].to(log_sum_exp.dtype).clamp(min=1).log()).amax((0, 2))
+
+
+def _rows_that_may_hold_the_maximum(log_sum_exp: Tensor, lower: Tensor, is_open: Tensor) -> Tensor:
+    """Mark the rows of open heads whose upper bound reaches the lower bound of their head."""
     slack = GATE_MARGIN * lower.abs().clamp(min=1)
-    return log_sum_exp >= (lower - slack)[None, :, None]
+    return (log_sum_exp >= (lower - slack)[None, :, None]) & is_open[None, :, None]
 
 
-def _raise_to_row_maxima(max_logit: Tensor, query: Tensor, key: Tensor, rows: Tensor) -> None:
+def _has_many(rows: Tensor) -> Tensor:
+    """Whether so many rows of a head are marked that one product for all is cheaper, [heads]."""
+    return rows.sum((0, 2)) > FULL_PRODUCT_FRACTION * rows.shape[0] * rows.shape[2]
+
+
+def _raise_to_attained(lower: Tensor, logits: Logits, log_sum_exp: Tensor, heads: Tensor) -> None:
+    """Raise the lower bounds of `heads` in place to the largest logit of the row with the largest log-sum-exp."""
+    tokens = log_sum_exp.shape[-1]
+    for head in integers(heads.nonzero().squeeze(-1)):
+        batch, row = divmod(int(log_sum_exp[:, head].argmax()), tokens)
+        attained = logits.of_rows(batch, head, torch.tensor([row], device=lower.device))
+        lower[head] = torch.maximum(lower[head], attained.to(lower.dtype))
+
+
+def _raise_to_row_maxima(max_logit: Tensor, logits: Logits, rows: Tensor) -> None:
     """Raise `max_logit` [heads] in place to the largest logit of the marked `rows`."""
-    tokens = query.shape[-2]
-    positions = torch.arange(tokens, device=query.device)
     for batch, head in true_indices(rows.any(-1)):
-        selected = rows[batch, head].nonzero().squeeze(-1)
-        scores = _computable(query[batch, head, selected]) @ _computable(key[batch, head]).T
-        scores.masked_fill_(positions > selected[:, None], -math.inf)
-        max_logit[head] = torch.maximum(max_logit[head], scores.amax() * _scale(query))
+        found = logits.of_rows(batch, head, rows[batch, head].nonzero().squeeze(-1))
+        max_logit[head] = torch.maximum(max_logit[head], found)
 
 
 def _all_exact(output: Tensor, max_logit: Tensor) -> AttentionResult:
     return AttentionResult(output, max_logit, torch.ones_like(max_logit, dtype=torch.bool))
 
 
-def _computable(tensor: Tensor) -> Tensor:
-    """Widen to at least float32: a bfloat16 product rounds a logit of 198 by 0.27."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _scale(query: Tensor) -> float:
-    return 1 / math.sqrt(query.shape[-1])
+def _unmeasured(output: Tensor) -> AttentionResult:
+    nothing = torch.zeros(output.shape[1], device=output.device)
+    return AttentionResult(output, nothing, nothing.bool())

@@ -1,13 +1,15 @@
 """The shape of the transformer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trimtab_trainer.fields import at_least, positive, raise_if_any, within
+from trimtab_trainer.model.attention_config import AttentionConfig
+from trimtab_trainer.model.experts_config import ExpertsConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig:
-    """Shape of a decoder-only transformer with dense multi-head attention.
+    """Shape of a decoder-only transformer.
 
     Raises:
         InvalidFields: one sentence per wrong field.
@@ -17,7 +19,7 @@ class TransformerConfig:
     """Number of distinct tokens; 256 is one per byte."""
 
     width: int = 128
-    """Model dimension: `heads` times an even head dimension."""
+    """Model dimension: `heads` times an even head dimension, except for latent attention."""
 
     layers: int = 4
     """Number of transformer blocks."""
@@ -46,6 +48,15 @@ class TransformerConfig:
     norm_epsilon: float = 1e-6
     """Added to the mean square in RMSNorm."""
 
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """Which attention every layer has."""
+
+    experts: ExpertsConfig | None = None
+    """The mixture of experts in the place of every layer's MLP, if there is one."""
+
+    activation_checkpointing: bool = False
+    """Whether each block computes its forward pass again in the backward pass, which saves memory for time."""
+
     def __post_init__(self) -> None:
         raise_if_any(
             (
@@ -58,19 +69,19 @@ class TransformerConfig:
                 within("dropout", self.dropout, 0.0, 1.0),
                 positive("rotary_base", self.rotary_base),
                 positive("norm_epsilon", self.norm_epsilon),
-                self._head_dimension_problem(),
+                *self._attention_problems(),
             )
         )
 
-    def _head_dimension_problem(self) -> str | None:
-        if self.width < 1 or self.heads < 1 or self.width % (2 * self.heads) == 0:
-            return None
-        return (
-            f"width: {self.width} must be a multiple of 2 x heads ({2 * self.heads}), "
-            "because rotary positions turn pairs of a head's dimensions"
-        )
+    def _attention_problems(self) -> tuple[str | None, ...]:
+        return () if self.width < 1 or self.heads < 1 else self.attention.problems(self.width, self.heads)
 
     @property
     def head_dimension(self) -> int:
-        """Dimensions of one attention head."""
+        """Dimensions of one attention head, except for latent attention."""
         return self.width // self.heads
+
+    @property
+    def rotary_dimension(self) -> int:
+        """Dimensions of a head that rotary positions turn."""
+        return self.attention.rotary_dimension or self.head_dimension

@@ -1,6 +1,8 @@
 """The decoder-only transformer: pre-norm blocks, rotary positions, GELU MLP, next-token loss."""
 
 import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -8,11 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
-from trimtab_trainer.model.attention import AttentionResult, causal_attention, infinite_beyond_resolution
+from trimtab_trainer.head_parameters import AttentionHeads
+from trimtab_trainer.model.attention import AttentionResult, infinite_beyond_resolution, without_max_logits
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
-from trimtab_trainer.tensors import IGNORED_TARGET
+from trimtab_trainer.model.experts import Experts, Routing
+from trimtab_trainer.model.layers import Embedding, Linear, RMSNorm, rotary_tables
+from trimtab_trainer.model.self_attention import ForwardPass, MultiHeadAttention, self_attention
+from trimtab_trainer.model.visibility import Visibility
+from trimtab_trainer.tensors import IGNORED_TARGET, checkpointed
 
 INITIAL_STANDARD_DEVIATION: Final = 0.02
 
@@ -37,80 +43,38 @@ class AttentionTelemetry:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertTelemetry:
+    """What the routers did, as means over the windows of the batch, detached."""
+
+    load: Tensor
+    """[layers, experts], the share of the tokens sent to each expert, as a multiple of the even one."""
+
+    entropy: Tensor
+    """Of the routers' probabilities, as a share of its largest value; the mean over layers."""
+
+    z_loss: Tensor
+    """The mean over layers, not weighted."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelOutput:
     """What one forward pass yields: `loss` with targets, `logits` [batch, tokens, vocabulary] without."""
 
     loss: Tensor | None
     logits: Tensor | None
     attention: AttentionTelemetry
+    experts: ExpertTelemetry | None = None
+    """Of a mixture of experts only."""
 
+    auxiliary_loss: Tensor | None = None
+    """The weighted losses of the routers, a scalar: part of what is minimised, and no part of `loss`."""
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What every block needs to know about the current forward pass."""
-
-    cosine: Tensor
-    sine: Tensor
-    threshold: float
-    exact: bool
-    sample_ids: Tensor | None
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a gain, over the last dimension."""
-
-    def __init__(self, width: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise `x` [..., width]."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.epsilon)
-
-
-class Linear(nn.Linear):
-    """A linear layer that leaves its initialisation to the model, and so the global generator alone."""
-
-    def reset_parameters(self) -> None:
-        """Draw nothing: the model fills the parameters from its own generator."""
-
-
-class Embedding(nn.Embedding):
-    """An embedding that leaves its initialisation to the model, and so the global generator alone."""
-
-    def reset_parameters(self) -> None:
-        """Draw nothing: the model fills the parameters from its own generator."""
-
-
-class Attention(nn.Module):
-    """Dense multi-head causal self-attention with rotary positions.
-
-    Query, key and value have matrices of their own: an orthogonalised update of a fused matrix would mix
-    them, and QK-Clip scales the rows of single heads.
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        self.query = Linear(config.width, config.width, bias=config.bias)
-        self.key = Linear(config.width, config.width, bias=config.bias)
-        self.value = Linear(config.width, config.width, bias=config.bias)
-        self.out = Linear(config.width, config.width, bias=config.bias)
-
-    def forward(self, x: Tensor, current: _Pass) -> tuple[Tensor, AttentionResult]:
-        """Attend over `x` [batch, tokens, width]."""
-        query = _rotate(self._split(self.query(x)), current)
-        key = _rotate(self._split(self.key(x)), current)
-        value = self._split(self.value(x))
-        # The types are chosen: the kernel takes them as they are, and largest logits are computed in float32.
-        with torch.autocast(x.device.type, enabled=False):
-            result = causal_attention(query, key, value, threshold=current.threshold, exact=current.exact)
-        return self.out(result.output.permute(0, 2, 1, 3).flatten(2)), result
-
-    def _split(self, x: Tensor) -> Tensor:
-        """Turn [batch, tokens, width] into [batch, heads, tokens, head dimension]."""
-        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+    @property
+    def objective(self) -> Tensor | None:
+        """What a training step minimises."""
+        if self.loss is None or self.auxiliary_loss is None:
+            return self.loss
+        return self.loss + self.auxiliary_loss
 
 
 class Block(nn.Module):
@@ -122,19 +86,29 @@ class Block(nn.Module):
         self.layer = layer
         self.seed = seed
         self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
-        self.attention = Attention(config)
+        self.attention = self_attention(config)
         self.mlp_norm = RMSNorm(config.width, config.norm_epsilon)
-        self.up = Linear(config.width, config.mlp_ratio * config.width, bias=config.bias)
-        self.down = Linear(config.mlp_ratio * config.width, config.width, bias=config.bias)
+        hidden = config.mlp_ratio * config.width
+        self.mixture: Experts | None = None
+        if config.experts is None:
+            self.up = Linear(config.width, hidden, bias=config.bias)
+            self.down = Linear(hidden, config.width, bias=config.bias)
+        else:
+            ratio = config.experts.mlp_ratio or config.mlp_ratio
+            self.mixture = Experts(config.experts, config.width, ratio * config.width, bias=config.bias)
 
-    def forward(self, x: Tensor, current: _Pass) -> tuple[Tensor, AttentionResult]:
+    def forward(self, x: Tensor, current: ForwardPass) -> tuple[Tensor, AttentionResult, Routing | None]:
         """Transform the residual stream `x` [batch, tokens, width]."""
         attended, result = self.attention(self.attention_norm(x), current)
         x = x + self._drop(attended, 2 * self.layer, current)
-        hidden = self.down(F.gelu(self.up(self.mlp_norm(x))))
-        return x + self._drop(hidden, 2 * self.layer + 1, current), result
+        routing = None
+        if self.mixture is None:
+            hidden = self.down(F.gelu(self.up(self.mlp_norm(x))))
+        else:
+            hidden, routing = self.mixture(self.mlp_norm(x))
+        return x + self._drop(hidden, 2 * self.layer + 1, current), result, routing
 
-    def _drop(self, x: Tensor, site: int, current: _Pass) -> Tensor:
+    def _drop(self, x: Tensor, site: int, current: ForwardPass) -> Tensor:
         if not self.training or current.sample_ids is None:
             return x
         return keyed_dropout(x, probability=self.dropout, seed=self.seed, sample_ids=current.sample_ids, site=site)
@@ -155,9 +129,11 @@ class Transformer(nn.Module):
         self.head = Linear(config.width, config.vocab_size, bias=False)
         if config.tied_head:
             self.head.weight = self.embedding.weight
-        cosine, sine = _rotary_tables(config)
+        cosine, sine = rotary_tables(config.rotary_dimension, config.sequence, config.rotary_base)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
+        window = config.attention.window
+        self._visibility = Visibility(window=window if window is not None and window < config.sequence else None)
         self._initialise(seed)
 
     def forward(
@@ -170,6 +146,8 @@ class Transformer(nn.Module):
         exact: bool = False,
         sample_ids: Tensor | None = None,
         masked: bool = False,
+        documents: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> ModelOutput:
         """Run `tokens` [batch, tokens] int64 through the model.
 
@@ -178,61 +156,77 @@ class Transformer(nn.Module):
         above `qk_threshold`, and for all heads when `exact`. `sample_ids` [batch] int64, the absolute
         identities of the windows, are needed while training with dropout. With `masked`, targets may be
         `IGNORED_TARGET`; a window's loss is the mean over its other targets, and the loss the mean over windows.
+        A token attends to its own document only where `documents` [batch, tokens] numbers them, and not to padding,
+        where `present` [batch, tokens] is false.
 
         Raises:
             ValueError: the window is longer than `config.sequence`, or dropout lacks `sample_ids`.
         """
         self._check(tokens, sample_ids)
         length = tokens.shape[1]
-        current = _Pass(
+        current = ForwardPass(
             cosine=self.cosine[:length],
             sine=self.sine[:length],
             threshold=qk_threshold,
             exact=exact,
+            visibility=self._visibility_of(documents, present),
             sample_ids=sample_ids if self.config.dropout > 0 else None,
         )
         x = self.embedding(tokens)
         results: list[AttentionResult] = []
+        routings: list[Routing] = []
         for block in self.blocks:
-            x, result = block(x, current)
+            x, result, routing = self._through(block, x, current)
             results.append(result)
+            routings += [] if routing is None else [routing]
         logits = self.head(self.norm(x))
         attention = AttentionTelemetry(
             max_logit=infinite_beyond_resolution(torch.stack([result.max_logit for result in results])),
             exact=torch.stack([result.exact for result in results]),
         )
-        if targets is None:
-            return ModelOutput(loss=None, logits=logits, attention=attention)
-        return ModelOutput(loss=_loss(logits, targets, reduction, masked=masked), logits=None, attention=attention)
+        return ModelOutput(
+            loss=None if targets is None else _loss(logits, targets, reduction, masked=masked),
+            logits=logits if targets is None else None,
+            attention=attention,
+            experts=_expert_telemetry(routings) if routings else None,
+            auxiliary_loss=self._auxiliary_loss(routings),
+        )
 
     def query_key_parameters(self) -> tuple[tuple[tuple[Tensor, ...], tuple[Tensor, ...]], ...]:
         """Return, per layer, the parameters (weight, then bias if any) that make queries and keys."""
         attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
         return tuple(
-            (tuple(attention.query.parameters()), tuple(attention.key.parameters())) for attention in attentions
+            (tuple(attention.query.parameters()), tuple(attention.key.parameters()))
+            for attention in attentions
+            if isinstance(attention, MultiHeadAttention)
         )
 
     def attention_heads(self) -> tuple[AttentionHeads, ...]:
         """Return, per layer, which parameters make the logits of each head: what QK-Clip may scale."""
-        found: list[AttentionHeads] = []
-        for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            heads = block.attention.heads
-            found.append(
-                AttentionHeads(
-                    kind="multiHead",
-                    heads=heads,
-                    parameters=tuple(
-                        HeadParameter(f"blocks.{layer}.attention.{part}.{name}", parameter, part, heads)
-                        for part, module in (
-                            (LogitPart.QUERY, block.attention.query),
-                            (LogitPart.KEY, block.attention.key),
-                        )
-                        for name, parameter in module.named_parameters()
-                    ),
-                )
-            )
-        return tuple(found)
+        blocks = (block for block in self.blocks if isinstance(block, Block))
+        return tuple(
+            block.attention.logit_parameters(f"blocks.{layer}.attention") for layer, block in enumerate(blocks)
+        )
+
+    def _through(
+        self, block: nn.Module, x: Tensor, current: ForwardPass
+    ) -> tuple[Tensor, AttentionResult, Routing | None]:
+        if not (self.config.activation_checkpointing and torch.is_grad_enabled()):
+            return block(x, current)
+        return checkpointed(block, x, current, contexts=_checkpoint_contexts)
+
+    def _auxiliary_loss(self, routings: Sequence[Routing]) -> Tensor | None:
+        """The sum over layers."""
+        experts = self.config.experts
+        if experts is None:
+            return None
+        losses = (experts.balance_loss * one.balance_loss + experts.z_loss * one.z_loss for one in routings)
+        return torch.stack(tuple(losses)).sum()
+
+    def _visibility_of(self, documents: Tensor | None, present: Tensor | None) -> Visibility:
+        if documents is None and present is None:
+            return self._visibility
+        return Visibility(window=self._visibility.window, documents=documents, present=present)
 
     def _check(self, tokens: Tensor, sample_ids: Tensor | None) -> None:
         if tokens.shape[1] > self.config.sequence:
@@ -247,24 +241,22 @@ class Transformer(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
-                into_residual = name.endswith(("out.weight", "down.weight"))
+                into_residual = name.split(".")[-2] in {"out", "down"}
                 deviation = residual if into_residual else INITIAL_STANDARD_DEVIATION
                 nn.init.normal_(parameter, std=deviation, generator=generator)
 
 
-def _rotary_tables(config: TransformerConfig) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [sequence, head dimension], each half repeated (RoFormer, arXiv 2104.09864)."""
-    half = config.head_dimension // 2
-    frequencies = config.rotary_base ** -(torch.arange(half, dtype=torch.float64) / half)
-    angles = torch.outer(torch.arange(config.sequence, dtype=torch.float64), frequencies).repeat(1, 2)
-    return angles.cos().float(), angles.sin().float()
+def _checkpoint_contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """The largest logits are known after the first of a block's two forward passes."""
+    return nullcontext(), without_max_logits()
 
 
-def _rotate(x: Tensor, current: _Pass) -> Tensor:
-    """Turn each pair (i, i + half) of `x` [batch, heads, tokens, head dimension] by its position."""
-    first, second = x.chunk(2, dim=-1)
-    rotated = x * current.cosine + torch.cat((-second, first), dim=-1) * current.sine
-    return rotated.to(x.dtype)
+def _expert_telemetry(routings: Sequence[Routing]) -> ExpertTelemetry:
+    return ExpertTelemetry(
+        load=torch.stack([routing.load for routing in routings]),
+        entropy=torch.stack([routing.entropy for routing in routings]).mean(),
+        z_loss=torch.stack([routing.z_loss.detach() for routing in routings]).mean(),
+    )
 
 
 def _loss(logits: Tensor, targets: Tensor, reduction: Reduction, *, masked: bool) -> Tensor:

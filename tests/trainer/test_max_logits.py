@@ -1,0 +1,325 @@
+"""Largest logits and outputs of every kernel that runs here, against the whole matrix in float64, under every mask."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from trimtab_trainer.model import attention, max_logits
+from trimtab_trainer.model.attention import AttentionResult, causal_attention, full_product_max_logit
+from trimtab_trainer.model.kernels import AttentionCase, Kernel, choose_kernel
+from trimtab_trainer.model.visibility import CAUSAL, Visibility
+
+BATCH, HEADS, TOKENS, DIMENSION = 2, 4, 68, 8
+WINDOW, PADDING = 9, 13
+
+Attend = Callable[..., AttentionResult]
+
+
+def document_numbers() -> Tensor:
+    """Two samples of documents of different lengths."""
+    starts = torch.zeros(BATCH, TOKENS, dtype=torch.int64)
+    starts[0, [11, 12, 50]] = 1
+    starts[1, [40]] = 1
+    return starts.cumsum(-1)
+
+
+def presence() -> Tensor:
+    """The second sample begins with padding, the first ends with it."""
+    present = torch.ones(BATCH, TOKENS, dtype=torch.bool)
+    present[1, :PADDING] = False
+    present[0, -5:] = False
+    return present
+
+
+MASKS = {
+    "causal": lambda: CAUSAL,
+    "window": lambda: Visibility(window=WINDOW),
+    "documents": lambda: Visibility(documents=document_numbers()),
+    "padding": lambda: Visibility(present=presence()),
+    "all": lambda: Visibility(window=WINDOW, documents=document_numbers(), present=presence()),
+}
+
+
+@dataclass
+class Inputs:
+    """Query, key, value, and sinks that may be absent."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sink: Tensor | None
+
+    @classmethod
+    def drawn(
+        cls,
+        *,
+        key_heads: int = HEADS,
+        value_dimension: int = DIMENSION,
+        sink: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> "Inputs":
+        generator = torch.Generator().manual_seed(5)
+
+        def normal(heads: int, dimension: int) -> Tensor:
+            return torch.randn(BATCH, heads, TOKENS, dimension, generator=generator, dtype=torch.float64)
+
+        gains = torch.tensor([0.1, 1.0, 4.0, 15.0], dtype=torch.float64)[:, None, None]
+        query = normal(HEADS, DIMENSION) * gains
+        # What padding, the future and other documents hold is larger than all that may be seen.
+        key = normal(key_heads, DIMENSION)
+        key[1, :, 2] *= 50
+        key[:, :, -1] *= 50
+        logits = torch.tensor([40.0, -3.0, 6.0, 0.5], dtype=torch.float64) if sink else None
+        return cls(
+            query.to(dtype),
+            key.to(dtype),
+            normal(key_heads, value_dimension).to(dtype),
+            None if logits is None else logits.to(dtype),
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All inputs that are there."""
+        return [tensor for tensor in (self.query, self.key, self.value, self.sink) if tensor is not None]
+
+
+def full_matrix(inputs: Inputs, visibility: Visibility) -> tuple[Tensor, Tensor]:
+    """Output and largest logit of each head, by the definition, in float64."""
+    groups = HEADS // inputs.key.shape[1]
+    query = inputs.query.double()
+    key, value = (tensor.double().repeat_interleave(groups, 1) for tensor in (inputs.key, inputs.value))
+    scores = query @ key.mT / math.sqrt(DIMENSION)
+    scores = scores.masked_fill(~seen(visibility), -math.inf)
+    largest = scores.detach().amax((0, 2, 3))
+    if inputs.sink is not None:
+        scores = torch.cat((scores, inputs.sink.double()[:, None, None].expand(BATCH, -1, TOKENS, 1)), -1)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    return weights[..., :TOKENS] @ value, largest
+
+
+def seen(visibility: Visibility) -> Tensor:
+    """Which query sees which key, one pair after the other: [batch, 1, tokens, tokens]."""
+    window = visibility.window or TOKENS
+    documents = [[0] * TOKENS] * BATCH if visibility.documents is None else visibility.documents.tolist()
+    present = [[True] * TOKENS] * BATCH if visibility.present is None else visibility.present.tolist()
+
+    def sees(batch: int, row: int, column: int) -> bool:
+        near = 0 <= row - column < window
+        there = present[batch][row] and present[batch][column]
+        return near and there and documents[batch][row] == documents[batch][column]
+
+    span = range(TOKENS)
+    return torch.tensor([[[[sees(b, row, column) for column in span] for row in span]] for b in range(BATCH)])
+
+
+def check_maxima(
+    attend: Attend, inputs: Inputs, visibility: Visibility, expected: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """At any threshold: exact above it, an upper bound that does not exceed it below, and the right output."""
+    output, truth = full_matrix(inputs, visibility) if expected is None else expected
+    for threshold in (-1e6, 0.3 * float(truth.max()), float(truth.median()), float(truth.max()), 1e6):
+        result = attend(
+            inputs.query, inputs.key, inputs.value, threshold=threshold, exact=False, visibility=visibility,
+            sink=inputs.sink,
+        )  # fmt: skip
+        torch.testing.assert_close(result.output.double(), output, rtol=1e-4, atol=2e-5)
+        assert result.exact[truth > threshold].all()
+        assert (result.exact | (result.max_logit <= threshold)).all()
+        close = {"rtol": 2e-6, "atol": 2e-5}
+        torch.testing.assert_close(result.max_logit[result.exact].double(), truth[result.exact], **close)
+        assert (result.max_logit.double() >= truth - 2e-5 * truth.abs() - 2e-5).all()
+
+
+@pytest.fixture(params=[True, False], ids=["flash", "plain"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel that runs on the CPU in turn."""
+    if not request.param:
+        monkeypatch.setattr(attention, "kernel_returns_log_sum_exp", lambda: False)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("mask", MASKS)
+def test_maxima_and_output_are_those_of_the_whole_matrix(
+    mask: str, key_heads: int, sink: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, visibility = Inputs.drawn(key_heads=key_heads, sink=sink), MASKS[mask]()
+    expected = full_matrix(inputs, visibility)
+    for fraction in (0.0, 0.1, 1.0):
+        monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
+        check_maxima(causal_attention, inputs, visibility, expected)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("value_dimension", [5, 12])
+@pytest.mark.parametrize("sink", [False, True])
+def test_values_may_have_another_dimension(value_dimension: int, sink: bool) -> None:
+    check_maxima(causal_attention, Inputs.drawn(value_dimension=value_dimension, sink=sink), MASKS["all"]())
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("mask", MASKS)
+def test_gradients_are_those_of_the_whole_matrix(mask: str) -> None:
+    def gradients(attend: Callable[[Inputs], Tensor]) -> tuple[Tensor, ...]:
+        inputs = Inputs.drawn(key_heads=2, value_dimension=5, sink=True, dtype=torch.float64)
+        for tensor in inputs.tensors():
+            tensor.requires_grad_()
+        output = attend(inputs)
+        weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+        return torch.autograd.grad((output * weights).sum(), inputs.tensors())
+
+    visibility = MASKS[mask]()
+    expected = gradients(lambda inputs: full_matrix(inputs, visibility)[0])
+    ours = gradients(
+        lambda inputs: (
+            causal_attention(
+                inputs.query,
+                inputs.key,
+                inputs.value,
+                threshold=1.0,
+                exact=True,
+                visibility=visibility,
+                sink=inputs.sink,
+            ).output
+        )
+    )
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-10)
+
+
+def everything_seen(query: Tensor, key: Tensor, value: Tensor, *, visibility: Visibility, **rest: object) -> object:
+    result = causal_attention(query, key, value, visibility=visibility, **rest)
+    return AttentionResult(result.output, full_product_max_logit(query, key), torch.ones(HEADS, dtype=torch.bool))
+
+
+def sink_counted(query: Tensor, key: Tensor, value: Tensor, *, sink: Tensor, **rest: object) -> object:
+    result = causal_attention(query, key, value, sink=sink, **rest)
+    return AttentionResult(result.output, torch.maximum(result.max_logit, sink), result.exact)
+
+
+def sink_left_out(query: Tensor, key: Tensor, value: Tensor, *, sink: Tensor, **rest: object) -> object:
+    del sink
+    return causal_attention(query, key, value, **rest)
+
+
+@pytest.mark.parametrize(("mutant", "sink"), [(everything_seen, False), (sink_counted, True), (sink_left_out, True)])
+def test_the_check_refuses(mutant: Attend, sink: bool) -> None:
+    with pytest.raises(AssertionError):
+        check_maxima(mutant, Inputs.drawn(sink=sink), MASKS["all"]())
+
+
+def test_far_below_a_sink_maxima_are_exact_all_the_same() -> None:
+    # Every row's log-sum-exp is that of the sink: it bounds the logits from above, and from below not at all.
+    inputs = Inputs.drawn(sink=True)
+    inputs.sink = torch.full((HEADS,), 500.0)
+    for mask in MASKS.values():
+        check_maxima(causal_attention, inputs, mask())
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_coarse_product_first_makes_maxima_no_less_exact(
+    mask: str, key_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(max_logits, "SHORTEST_COARSE", 1)
+    monkeypatch.setattr(max_logits, "half_products_are_fast", lambda: True)
+    inputs, visibility = Inputs.drawn(key_heads=key_heads), MASKS[mask]()
+    expected = full_matrix(inputs, visibility)
+    for fraction in (0.0, 0.1, 1.0):
+        monkeypatch.setattr(max_logits, "MANY_ROWS", fraction)
+        found = full_product_max_logit(inputs.query, inputs.key, visibility)
+        torch.testing.assert_close(found.double(), expected[1], rtol=2e-6, atol=2e-5)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 8, 64])
+def test_a_coarse_product_is_off_by_no_more_than_it_is_given_room_for(dimension: int) -> None:
+    generator = torch.Generator().manual_seed(dimension)
+    first, second = (torch.randn(300, dimension, generator=generator) * 37.0 for _ in range(2))
+    # The mantissa that rounds the most: just beside the middle of two bfloat16 numbers.
+    second[:100] = 1.0 + 2.0**-8 - 2.0**-20
+    first[:100] = second[:100]
+    error = ((first.bfloat16() @ second.bfloat16().T).double() - first.double() @ second.double().T).abs()
+    room = max_logits.COARSE_ERROR * first.double().norm(dim=-1, keepdim=True) * second.double().norm(dim=-1)
+    assert (error <= room).all()
+    assert (error > room / 3).any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_passes_a_coarse_product(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(max_logits, "SHORTEST_COARSE", 1)
+    monkeypatch.setattr(max_logits, "half_products_are_fast", lambda: True)
+    inputs = Inputs.drawn()
+    inputs.query[1, 2, 5, 3] = bad
+    inputs.key[0, 1] *= 1e36
+    found = full_product_max_logit(inputs.query, inputs.key)
+    assert found.isfinite().tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_looking_closely_changes_no_bit_of_a_head_above_the_threshold(mask: str, sink: bool) -> None:
+    inputs, visibility = Inputs.drawn(sink=sink), MASKS[mask]()
+    inputs.sink = None if inputs.sink is None else inputs.sink / 100
+    threshold = float(full_matrix(inputs, visibility)[1].median())
+    gated, close = (
+        causal_attention(
+            inputs.query, inputs.key, inputs.value, threshold=threshold, exact=exact, visibility=visibility,
+            sink=inputs.sink,
+        )
+        for exact in (False, True)
+    )  # fmt: skip
+    assert close.exact.all()
+    assert not gated.exact.all()
+    assert torch.equal(close.max_logit[gated.exact], gated.max_logit[gated.exact])
+    assert torch.equal(close.output, gated.output)
+
+
+def test_without_any_key_there_is_no_logit() -> None:
+    inputs = Inputs.drawn()
+    nothing = Visibility(present=torch.zeros(BATCH, TOKENS, dtype=torch.bool))
+    for exact in (False, True):
+        result = causal_attention(
+            inputs.query, inputs.key, inputs.value, threshold=1.0, exact=exact, visibility=nothing
+        )
+        assert result.max_logit.tolist() == [-math.inf] * HEADS
+        assert not result.output.any()
+
+
+def test_in_the_second_pass_of_a_checkpointed_block_nothing_is_measured() -> None:
+    inputs = Inputs.drawn()
+    with attention.without_max_logits():
+        result = causal_attention(inputs.query, inputs.key, inputs.value, threshold=-1e6, exact=True)
+    assert not result.exact.any()
+    measured = causal_attention(inputs.query, inputs.key, inputs.value, threshold=-1e6, exact=True)
+    assert measured.exact.all()
+    assert torch.equal(measured.output, result.output)
+
+
+ALL = frozenset(Kernel)
+CPU = AttentionCase(device="cpu", dtype=torch.float32, dimension=32, masked=False, sink=False)
+CUDA = AttentionCase(device="cuda", dtype=torch.bfloat16, dimension=64, masked=False, sink=False)
+
+
+@pytest.mark.parametrize(
+    ("case", "missing", "chosen"),
+    [
+        (CPU, None, Kernel.CPU_FLASH),
+        (AttentionCase("cpu", torch.bfloat16, 33, masked=True, sink=True), None, Kernel.CPU_FLASH),
+        (CPU, Kernel.CPU_FLASH, Kernel.PLAIN),
+        (CUDA, None, Kernel.CUDA_FLASH),
+        (CUDA, Kernel.CUDA_FLASH, Kernel.FLEX),
+        (AttentionCase("cuda", torch.bfloat16, 64, masked=True, sink=False), None, Kernel.FLEX),
+        (AttentionCase("cuda", torch.float32, 64, masked=False, sink=False), None, Kernel.FLEX),
+        (AttentionCase("cuda", torch.float32, 64, masked=False, sink=False), Kernel.FLEX, Kernel.PLAIN),
+        (AttentionCase("cuda", torch.bfloat16, 60, masked=False, sink=False), None, Kernel.FLEX),
+        (AttentionCase("cuda", torch.bfloat16, 512, masked=False, sink=False), None, Kernel.FLEX),
+        (AttentionCase("cuda", torch.bfloat16, 8, masked=True, sink=False), None, Kernel.PLAIN),
+        (AttentionCase("cuda", torch.float64, 64, masked=False, sink=False), None, Kernel.PLAIN),
+        (AttentionCase("cuda", torch.bfloat16, 64, masked=False, sink=True), None, Kernel.PLAIN),
+        (AttentionCase("mps", torch.float32, 64, masked=False, sink=False), None, Kernel.PLAIN),
+    ],
+)
+def test_the_cheapest_kernel_that_can_is_chosen(case: AttentionCase, missing: Kernel | None, chosen: Kernel) -> None:
+    assert choose_kernel(case, ALL - {missing}) is chosen

@@ -1,0 +1,176 @@
+"""The attention kernels of PyTorch that also say how large the logits were, and which one a device has.
+
+Some return the log-sum-exp of every row, which brackets its largest logit; one returns the largest logit itself. The
+former are private, so each is used only where its signature is the one this module was written for.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from trimtab_trainer.model.visibility import Visibility
+
+_CPU_SCHEMA: Final = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, "
+    "float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> "
+    "(Tensor output, Tensor logsumexp)"
+)
+_CUDA_SCHEMA: Final = (
+    "aten::_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
+    "bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, "
+    "Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, "
+    "Tensor debug_attn_mask)"
+)
+_CUDA_LARGEST_HEAD: Final = 256
+_CUDA_HEAD_MULTIPLE: Final = 8
+_FLEX_SMALLEST_HEAD: Final = 16
+
+
+class Kernel(StrEnum):
+    """Where the largest logits come from."""
+
+    CPU_FLASH = "cpuFlash"
+    """The CPU's flash kernel, any mask: log-sum-exp."""
+
+    CUDA_FLASH = "cudaFlash"
+    """The flash kernel for half-precision types on CUDA, without a mask: log-sum-exp."""
+
+    FLEX = "flex"
+    """Compiled flex_attention on CUDA, any mask: the largest logit of every row."""
+
+    PLAIN = "plain"
+    """Attention that reports nothing, on any device; the largest logits cost a product of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """What the choice of a kernel depends on."""
+
+    device: str
+    dtype: torch.dtype
+    dimension: int
+    """Of a head, the larger one where keys and values differ."""
+
+    masked: bool
+    """Whether a query does not see all of its past."""
+
+    sink: bool
+
+
+def choose_kernel(case: AttentionCase, available: frozenset[Kernel]) -> Kernel:
+    """The cheapest of the available kernels that computes this case."""
+    if case.device == "cpu" and Kernel.CPU_FLASH in available:
+        return Kernel.CPU_FLASH
+    if case.device != "cuda" or case.sink:
+        return Kernel.PLAIN
+    half = case.dtype in {torch.float16, torch.bfloat16}
+    flash = half and case.dimension <= _CUDA_LARGEST_HEAD and case.dimension % _CUDA_HEAD_MULTIPLE == 0
+    if flash and not case.masked and Kernel.CUDA_FLASH in available:
+        return Kernel.CUDA_FLASH
+    flex = case.dtype != torch.float64 and case.dimension >= _FLEX_SMALLEST_HEAD
+    return Kernel.FLEX if flex and Kernel.FLEX in available else Kernel.PLAIN
+
+
+@cache
+def available_kernels() -> frozenset[Kernel]:
+    """The kernels that this PyTorch has, whatever the device."""
+    found = {Kernel.PLAIN}
+    if _has_schema("_scaled_dot_product_flash_attention_for_cpu", _CPU_SCHEMA):
+        found.add(Kernel.CPU_FLASH)
+    if _has_schema("_scaled_dot_product_flash_attention", _CUDA_SCHEMA):
+        found.add(Kernel.CUDA_FLASH)
+    if torch.cuda.is_available() and hasattr(_flex_module(), "AuxRequest"):
+        found.add(Kernel.FLEX)
+    return frozenset(found)
+
+
+def cpu_flash(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp [batch, heads, tokens]; causal without `mask`, an additive one otherwise.
+
+    Keys may have fewer heads than queries. A row that sees nothing has output and log-sum-exp 0.
+    """
+    output, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+        query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
+    )
+    return output, log_sum_exp
+
+
+def cuda_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Return the causal output and the log-sum-exp [batch, heads, tokens] in float32."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    result = torch.ops.aten._scaled_dot_product_flash_attention(  # noqa: SLF001
+        query, key, value, 0.0, True, False, scale=scale
+    )
+    return result[0], result[1]
+
+
+def flex_with_max_scores(
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return output and the largest logit of every row [batch, heads, tokens] in float32."""
+    flex = _flex_module()
+    batch, _, tokens, _ = query.shape
+    mask = flex.create_block_mask(
+        _mask_function(visibility),
+        batch if visibility.documents is not None or visibility.present is not None else None,
+        None,
+        tokens,
+        tokens,
+        device=query.device,
+    )
+    output, auxiliary = _compiled_flex()(
+        query,
+        key,
+        value,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        return_aux=flex.AuxRequest(max_scores=True),
+    )
+    return output, auxiliary.max_scores.detach()
+
+
+def _mask_function(visibility: Visibility) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The mask of flex_attention: of four indices, whether the query sees the key."""
+    window, documents, present = visibility.window, visibility.documents, visibility.present
+
+    def sees(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        del head
+        seen = row >= column
+        if window is not None:
+            seen = seen & (row - column < window)
+        if documents is not None:
+            seen = seen & (documents[batch, row] == documents[batch, column])
+        if present is not None:
+            seen = seen & present[batch, row] & present[batch, column]
+        return seen
+
+    return sees
+
+
+def _has_schema(name: str, schema: str) -> bool:
+    operation = getattr(torch.ops.aten, name, None)
+    return operation is not None and str(operation.default._schema) == schema  # noqa: SLF001
+
+
+@cache
+def _flex_module() -> Any:
+    """Imported late: it pulls in the compiler, which the CPU needs for nothing."""
+    from torch.nn.attention import flex_attention  # noqa: PLC0415
+
+    return flex_attention
+
+
+@cache
+def _compiled_flex() -> Callable[..., tuple[Tensor, Any]]:
+    compiled = torch.compile(_flex_module().flex_attention)  # pyright: ignore[reportUnknownMemberType]
+    return cast("Callable[..., tuple[Tensor, Any]]", compiled)

@@ -1,0 +1,97 @@
+"""Which keys each query of causal attention may see."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """A query sees itself and earlier keys; of those only what the fields leave.
+
+    The tensors [batch, tokens] hold for one forward pass, so masks are made once and used by every layer.
+    """
+
+    window: int | None = None
+    """A query sees at most so many keys, itself included (sliding-window attention)."""
+
+    documents: Tensor | None = None
+    """[batch, tokens], the number of the document that a token belongs to: a query sees its own document only."""
+
+    present: Tensor | None = None
+    """[batch, tokens], false for padding, which neither sees nor is seen."""
+
+    _masks: dict[tuple[object, ...], Tensor] = field(
+        default_factory=dict[tuple[object, ...], Tensor], repr=False, compare=False
+    )
+
+    @property
+    def plain(self) -> bool:
+        """Whether a query sees all of its past."""
+        return self.window is None and self.documents is None and self.present is None
+
+    def sees(self, rows: Tensor, columns: Tensor, batch: int | None = None) -> Tensor:
+        """Whether query `rows` see key `columns`, both positions: [batch, rows, columns].
+
+        The first dimension is 1 where all samples have the same mask, and for one sample of the `batch`.
+        """
+        distance = rows[:, None] - columns
+        seen = distance >= 0
+        if self.window is not None:
+            seen = seen & (distance < self.window)
+        seen = seen[None]
+        if self.documents is not None:
+            documents = self._of(self.documents, batch)
+            seen = seen & (documents[:, rows, None] == documents[:, None, columns])
+        if self.present is not None:
+            present = self._of(self.present, batch)
+            seen = seen & present[:, rows, None] & present[:, None, columns]
+        return seen
+
+    def first_column(self, row: int) -> int:
+        """The earliest key position that the query at `row` could see."""
+        return 0 if self.window is None else max(0, row - self.window + 1)
+
+    def counts(self, tokens: int, device: torch.device) -> Tensor:
+        """How many keys each query sees, [batch or 1, tokens]."""
+        if self.plain:
+            return torch.arange(1, tokens + 1, device=device)[None]
+        return self._cached(("counts", tokens, device), lambda: self._everything(tokens, device).sum(-1))
+
+    def additive_mask(self, query: Tensor, *, sink: bool) -> Tensor:
+        """Zero where seen and minus infinity elsewhere, [batch or 1, 1, tokens, keys], of the query's type.
+
+        With `sink` a last column is there, which every query sees.
+        """
+        tokens = query.shape[-2]
+
+        def made() -> Tensor:
+            seen = self._everything(tokens, query.device)
+            if sink:
+                seen = torch.cat((seen, torch.ones_like(seen[..., :1])), -1)
+            return torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -math.inf)[
+                :, None
+            ]
+
+        return self._cached(("mask", tokens, query.dtype, query.device, sink), made)
+
+    def _everything(self, tokens: int, device: torch.device) -> Tensor:
+        positions = torch.arange(tokens, device=device)
+        return self._cached(("all", tokens, device), lambda: self.sees(positions, positions))
+
+    def _cached(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        if key not in self._masks:
+            self._masks[key] = make()
+        return self._masks[key]
+
+    @staticmethod
+    def _of(values: Tensor, batch: int | None) -> Tensor:
+        return values if batch is None else values[batch : batch + 1]
+
+
+CAUSAL: Final = Visibility()
+"""A query sees itself and all earlier keys."""
