@@ -26,6 +26,7 @@ from trimtab_trainer.errors import BadConfig, StoreRefused, StoreUnavailable
 from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee
+from trimtab_trainer.optim import routing_table
 from trimtab_trainer.runtime import Fingerprints, Runtime, Spokesman
 from trimtab_trainer.telemetry import Outbox, Reporter, Vitals
 from trimtab_trainer.watchdog import Watchdog
@@ -95,6 +96,8 @@ def _tried(build: Callable[[], _Part], problems: list[str]) -> _Part | None:
 def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> Runtime:
     """Build and start everything but the training loop itself."""
     environment, config, store = prepared.environment, prepared.config, prepared.store
+    if world.rank == 0:
+        logger.info("what updates which parameter:\n%s", routing_table(prepared.trainee.optimizer.routes))
     root, run = environment.checkpoint_root, environment.run
     vitals = prepared.vitals
     description = encode_data(prepared.data.description) if world.rank == 0 else b""

@@ -16,6 +16,7 @@ from trimtab_trainer.mixed_precision import LossScaleConfig, Precision
 from trimtab_trainer.model import TransformerConfig
 from trimtab_trainer.optim import MuonClipConfig, Schedule
 from trimtab_trainer.optim.schedule import Shape
+from trimtab_trainer.optim.schedule import Shape
 
 DEFAULT_PATH = "/etc/trimtab/config.yaml"
 
@@ -239,6 +240,9 @@ class TrainerConfig:
             warmup_steps=self.schedule.warmup_steps,
             total_steps=self.steps,
             final_ratio=self.schedule.final_ratio,
+            shape=self.schedule.shape,
+            cycles=self.schedule.cycles,
+            decay_share=self.schedule.decay_share,
             shape=self.schedule.shape,
             cycles=self.schedule.cycles,
             decay_share=self.schedule.decay_share,

@@ -5,9 +5,9 @@ of every step, and between two batches does whatever the operator asked: hold, r
 needs the same four lines: iterate `session.batches()`, ask `session.gate(...)`, update, `session.report(...)`.
 """
 
-import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from trimtab_trainer.batches import Batch
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data.packing import targets_of
+from trimtab_trainer.exact_steps import ExactSteps
+from trimtab_trainer.expert_metrics import expert_metrics
 from trimtab_trainer.mixed_precision import LossScaler, computing_in
 from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
@@ -31,8 +33,9 @@ class Trainee:
         self.config = config
         self.rates = config.rates
         self.model = Transformer(config.model, seed=config.seed)
-        self.optimizer = MuonClip(self.model.named_parameters(), self.model.query_key_parameters(), config.optimizer)
+        self.optimizer = MuonClip(self.model.named_parameters(), self.model.attention_heads(), config.optimizer)
         self.scaler = LossScaler(config.precision, config.loss_scale)
+        self.exact_steps = ExactSteps(1 if config.telemetry.exact_max_logits else config.telemetry.every)
 
     def learning_rate(self, step: int, override: RateOverride | None) -> float:
         """Muon's learning rate at a step, from 1."""
@@ -50,15 +53,15 @@ class Trainee:
             parts = samples.chunk(self.config.gradient_accumulation_steps)
             return torch.cat([self._losses(part) for part in parts])
 
-    def forward(self, batch: Batch) -> ModelOutput:
-        """One forward pass; the largest attention logits come with it."""
+    def forward(self, batch: Batch, *, exact: bool = False) -> ModelOutput:
+        """One forward pass; the largest attention logits come with it, when `exact` those of all heads."""
         config = self.config
         with computing_in(config.precision, batch.tokens.device.type):
             return self.model(
                 batch.tokens,
                 batch.targets,
-                qk_threshold=config.optimizer.qk_clip_threshold or math.inf,
-                exact=config.telemetry.exact_max_logits,
+                qk_threshold=self.optimizer.lowest_threshold,
+                exact=exact,
                 sample_ids=batch.sample_ids,
                 masked=config.data.masked_separator is not None,
             )
@@ -83,7 +86,9 @@ def train(session: Session, trainee: Trainee, world: World) -> None:
 
     def compute(batch: Batch) -> tuple[MicroBatches, Reduced, GradientClip]:
         buckets.zero()
-        computed = accumulate(batch, config.gradient_accumulation_steps, trainee.forward, scale=scaler.scale)
+        exact = trainee.exact_steps.due(batch.attempt, batch.step, lowered=batch.rate_override is not None)
+        forward = partial(trainee.forward, exact=exact)
+        computed = accumulate(batch, config.gradient_accumulation_steps, forward, scale=scaler.scale)
         reduced = buckets.reduce(computed)
         scaler.unscale(gradient for _, gradient in gradients)
         return computed, reduced, clip_gradients([gradient for _, gradient in gradients], config.gradient_clip)
@@ -101,8 +106,10 @@ def train(session: Session, trainee: Trainee, world: World) -> None:
         gate = session.gate(first_bad(computed, clip, gradients))
         if gate is not Gate.AGAIN:
             update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
-            numbers = scalars(reduced, clip, gradients, optimizer.lr, update) | scaler.scalars()
-            session.report(numbers, vectors(reduced, update))
+            routed, loads = expert_metrics(computed.experts, world)
+            numbers = scalars(reduced, clip, gradients, optimizer.lr, update) | scaler.scalars() | routed
+            session.report(numbers, vectors(reduced, update) | loads)
+            trainee.exact_steps.done(batch.step, None if update is None else update.qk_clip_gamma)
         scaler.settle(updated=gate is Gate.UPDATE)
 
 

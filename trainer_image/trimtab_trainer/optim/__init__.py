@@ -8,6 +8,7 @@ from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup, Thresho
 from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, first_non_finite
 from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
 from trimtab_trainer.optim.qk_clip import NonFiniteLogitsError
+from trimtab_trainer.optim.routing import routing_table
 from trimtab_trainer.optim.schedule import RateOverride, Schedule
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "clip_gradients",
     "first_non_finite",
     "parameter_checksum",
+    "routing_table",
 ]
