@@ -13,6 +13,8 @@ from trimtab_operator.reasons import Reason
 _DEAD = frozenset({"Succeeded", "Failed"})
 """Any other phase, `Unknown` on a lost node too, may still have a process behind it."""
 
+_ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})
+"""What the kubelet calls a container with which nothing is wrong: it pulls the image, or mounts volumes."""
 _NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _EVICTED = frozenset(
     {"Evicted", "PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "Terminated"}
@@ -37,8 +39,18 @@ def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodVi
         trouble=trouble,
         trouble_reason=reason,
         names=tuple(pod.name for pod in alive if not pod.deleted),
+        wanted=_wanted(job),
+        made=len(pods),
+        scheduled=sum(bool(pod.node) for pod in pods),
+        running=sum(pod.phase == "Running" for pod in pods),
+        starting=next((f"pod {pod.name}: {pod.waiting}" for pod in pods if pod.waiting in _ON_THE_WAY), ""),
         places=tuple(sorted(PodPlace(_index(pod), pod.name, pod.node, pod.image_id) for pod in pods)),
     )
+
+
+def _wanted(job: KubernetesObject | None) -> int:
+    spec: Mapping[str, Any] = (job or {}).get("spec") or {}
+    return int(spec.get("completions") or 0)
 
 
 def _index(pod: PodView) -> int:
@@ -88,7 +100,7 @@ def _trouble(pods: Sequence[PodView]) -> tuple[Reason | None, str]:
         if pod.waiting in _NO_IMAGE:
             why = f"pod {pod.name} cannot get its image: {pod.waiting}: correct spec.trainer.image{said}"
             return Reason.IMAGE_PULL_FAILED, why
-        if pod.waiting and pod.waiting not in {"ContainerCreating", "PodInitializing"}:
+        if pod.waiting and pod.waiting not in _ON_THE_WAY:
             return Reason.CONTAINER_NOT_STARTED, f"pod {pod.name} waits: {pod.waiting}{said}"
         if pod.unschedulable:
             return Reason.UNSCHEDULABLE, f"pod {pod.name} cannot be scheduled: {_once(pod.unschedulable)}"

@@ -62,6 +62,13 @@ class Pods:
     names: tuple[str, ...] = ()
     places: tuple[PodPlace, ...] = ()
     """In order of completion index."""
+    wanted: int = 0
+    """How many pods the world has once it trains; the three numbers below are of them."""
+    made: int = 0
+    scheduled: int = 0
+    running: int = 0
+    starting: str = ""
+    """What a pod that was scheduled is at, in the kubelet's word, as long as nothing is wrong with that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,11 @@ class Acks:
         if ack.state is AckState.DIAGNOSED and ack.checkpoint is not None and not _same_attempt(self.restored, ack):
             after = replace(after, restored=ack)
         return replace(after, **{kept: ack}) if kept else after
+
+    def word_of_world(self, state: RunState) -> AckState | None:
+        """What the newest world last said of itself, None before its first word."""
+        number = state.world.number if state.world is not None else 0
+        return self.latest.state if self.latest is not None and self.latest.world == number else None
 
     def behind(self, state: RunState) -> str:
         """What the world that is up says of checkpoints that do not get stored; nothing when all is well."""

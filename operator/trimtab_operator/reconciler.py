@@ -332,6 +332,7 @@ class RunReconciler:
             outdated=surveyed.guard.outdated,
             missing_metrics=self._missing_metrics(surveyed, job),
             last=self._judge.last,
+            heard=self._acks.word_of_world(self.state),
             finish_pending=self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers)),
             anchor_pending=self._anchors.problem,
             automation_held=hold.message if hold is not None and hold.id else "",

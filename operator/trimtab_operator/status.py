@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trimtab_contract.directives import AckState
 from trimtab_contract.metrics import MetricRecord
 
 from trimtab_operator.guards import GuardProblem
@@ -13,6 +14,7 @@ from trimtab_operator.observation import Blocker, MissingMetric, Pods, PodsState
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.requests import how_to_answer
 from trimtab_operator.run_state import RESTORABLE, AnsweredRequest, RequestAction, RunPhase, RunState
+from trimtab_operator.starting import world_waits
 from trimtab_operator.story import printable
 from trimtab_operator.workload import TrainingJobView
 
@@ -49,6 +51,8 @@ class Situation:
     missing_metrics: tuple[MissingMetric, ...] = ()
     last: MetricRecord | None = None
     """The last judged record."""
+    heard: AckState | None = None
+    """What the newest world last said of itself, None before its first word."""
     finish_pending: str = ""
     """What a finished world has waited for too long."""
     anchor_pending: str = ""
@@ -178,7 +182,7 @@ def _message(job: TrainingJobView, state: RunState, seen: Situation) -> str:
         paused = state.phase is RunPhase.HOLDING and state.incident.paused and state.incident.held_step is not None
         question = f"; the run is paused: {how_to_answer(job.name)}" if paused else ""
         return f"{state.incident.latch.message}{question}"
-    return seen.pods.trouble
+    return world_waits(state, seen.pods, seen.heard) or seen.pods.trouble
 
 
 def _question(job: TrainingJobView, state: RunState) -> str:
@@ -197,7 +201,7 @@ def _conditions(job: TrainingJobView, state: RunState, seen: Situation, before: 
     incident = state.incident
     rows: list[ConditionRow] = [
         (ConditionType.READY, first is None, first.reason if first else Reason.READY, waiting),
-        (ConditionType.RUNNING, *_running(job, state, seen.pods, seen.blockers)),
+        (ConditionType.RUNNING, *_running(job, state, seen)),
         (
             ConditionType.INCIDENT_OPEN,
             incident is not None,
@@ -213,12 +217,12 @@ def _conditions(job: TrainingJobView, state: RunState, seen: Situation, before: 
     return rows
 
 
-def _running(
-    job: TrainingJobView, state: RunState, pods: Pods, blockers: Sequence[Blocker]
-) -> tuple[bool, Reason, str]:
+def _running(job: TrainingJobView, state: RunState, seen: Situation) -> tuple[bool, Reason, str]:
     """Whether a world trains or holds; else the first reason why none does, and what that waits for."""
+    pods, blockers = seen.pods, seen.blockers
+    waits = world_waits(state, pods, seen.heard) or pods.trouble
     if state.world_lives and pods.state is PodsState.LIVE:
-        return True, Reason.WORLD_RUNNING, pods.trouble
+        return True, Reason.WORLD_RUNNING, waits
     if state.ended:
         return False, Reason.FINISHED, ""
     if state.phase is RunPhase.FAILED:
@@ -227,7 +231,7 @@ def _running(
         return False, Reason.SUSPENDED, SUSPENDED
     if state.world_lives:
         starting = pods.trouble_reason or Reason.WORLD_STARTING
-        return False, starting if pods.state is PodsState.STARTING else Reason.WORLD_LOST, pods.trouble
+        return False, starting if pods.state is PodsState.STARTING else Reason.WORLD_LOST, waits
     if blockers:
         return False, blockers[0].reason, blockers[0].message
     return False, Reason.WORLD_LOST if state.world else Reason.WORLD_STARTING, pods.trouble

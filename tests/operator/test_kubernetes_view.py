@@ -82,6 +82,15 @@ def test_an_eviction_is_known_as_such(reason: str) -> None:
     assert not pods_of_world(1, FAILED_JOB, [pod("Failed", reason="Error")]).evicted
 
 
+def test_the_pods_are_counted_as_far_as_they_have_come() -> None:
+    job = {**RUNNING_JOB, "spec": {"completions": 4}}
+    waiting = pod("Pending", name="c", waiting="ContainerCreating")
+    pods = [pod(), waiting, pod("Pending", node="", unschedulable="0/3 nodes are available")]
+    seen = pods_of_world(1, job, pods)
+    assert (seen.wanted, seen.made, seen.scheduled, seen.running) == (4, 3, 2, 1)
+    assert seen.starting == "pod c: ContainerCreating"
+
+
 def test_the_trouble_of_a_pod_is_told_in_words() -> None:
     def trouble(one: PodView) -> str:
         return pods_of_world(1, RUNNING_JOB, [pod(), one]).trouble
