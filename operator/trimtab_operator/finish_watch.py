@@ -13,7 +13,7 @@ class FinishWatch:
     """Counts how long the newest world has said that it is finished, whoever keeps its Finish from it."""
 
     def __init__(self) -> None:
-        self._told: tuple[int, int] | None = None
+        self._told: tuple[int, int, int] | None = None
         self._since = 0.0
 
     def observe(self, now: float, state: RunState, acks: Acks) -> Ack | None:
@@ -22,18 +22,20 @@ class FinishWatch:
         if finished is None or not _waits(state, finished):
             self._told = None
             return None
-        told = finished.world, finished.attempt
+        told = finished.world, finished.attempt, finished.step
         if told != self._told:
             self._told, self._since = told, now
         return finished if now - self._since >= FINISH_SECONDS else None
 
 
-def waits_for(finished: Ack, state: RunState, judged_step: int, trouble: str) -> str:
+def waits_for(finished: Ack, state: RunState, judged_step: int, trouble: str, last_step: int | None = None) -> str:
     """What the Finish of a finished world waits for; `trouble` is what keeps the operator from deciding, if anything.
 
-    `judged_step` is the last step of the current attempt that was judged without a gap.
+    `judged_step` is the last step of the current attempt that was judged without a gap, `last_step` that of the run.
     """
-    return f"the world has finished step {finished.step} and waits: {_cause(finished, state, judged_step, trouble)}"
+    early = last_step is not None and finished.step < last_step
+    why = f"the run has {last_step} steps" if early else _cause(finished, state, judged_step, trouble)
+    return f"the world has finished step {finished.step} and waits: {why}"
 
 
 def _waits(state: RunState, finished: Ack) -> bool:

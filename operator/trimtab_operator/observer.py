@@ -15,6 +15,7 @@ from trimtab_contract.keys import RunId, audit_evidence
 from trimtab_operator.adapters.ports import CheckpointStore, CheckpointStores, Cluster, JournalStore, KubernetesObject
 from trimtab_operator.claims import look_at_claims
 from trimtab_operator.errors import InvalidResource, NotFound, SourceRefused, StoreRefused, StoreUnavailable
+from trimtab_operator.final_checkpoint import finished_word
 from trimtab_operator.frozen_evidence import EvidenceFreezer, Suspicion, order_of_data
 from trimtab_operator.guards import GuardView, keep_texts, read_guard
 from trimtab_operator.incidents import Incident, Latch, RemediationSettings, Vitals, Wishes
@@ -99,13 +100,13 @@ def _trained(pods: Pods, judge: Judge, state: RunState) -> int:
     return max((judge.furthest_step(state.attempt), *last_words))
 
 
-def probation_vitals(state: RunState, judge: Judge, acks: Acks) -> Vitals | None:
-    """The last records of the open incident's probation; a run may end within it."""
+def probation_vitals(state: RunState, judge: Judge, acks: Acks, last_step: int | None = None) -> Vitals | None:
+    """The last records of the open incident's probation; a run may end within it, at `last_step` if known."""
     incident = state.incident
     if state.phase is not RunPhase.PROBATION or incident is None or incident.target is None:
         return None
     last = incident.probation_until
-    finished = acks.finished if acks.finished is not None and acks.finished.attempt == state.attempt else None
+    finished = finished_word(state, acks, last_step)
     last = min(last, finished.step) if finished is not None else last
     return judge.vitals(incident.target.step, last) if judge.judged_step >= last else None
 
@@ -207,7 +208,7 @@ class Observer:
             firing=judge.firing,
             notes=judge.notes,
             withheld=judge.withheld,
-            probation=probation_vitals(state, judge, acks),
+            probation=probation_vitals(state, judge, acks, surveyed.last_step),
             missing_metrics=missing_metrics,
             claims=claims,
             source=surveyed.source.source if surveyed.source is not None else None,

@@ -56,7 +56,7 @@ class FinalCheckClock:
     """Counts how long a finished world has had to read its last checkpoint back."""
 
     def __init__(self) -> None:
-        self._told: tuple[int, int] | None = None
+        self._told: tuple[int, int, int] | None = None
         self._since = 0.0
 
     def observe(self, now: float, finished: Ack | None, judged_step: int) -> bool:
@@ -64,7 +64,8 @@ class FinalCheckClock:
 
         It begins when the last step is judged up to, as `judged_step` says: until then the run waits for that anyway.
         """
-        told = (finished.world, finished.attempt) if finished is not None and judged_step >= finished.step else None
+        over = finished is not None and judged_step >= finished.step
+        told = (finished.world, finished.attempt, finished.step) if finished is not None and over else None
         if told != self._told:
             self._told, self._since = told, now
         return told is not None and now - self._since >= FINAL_CHECK_SECONDS

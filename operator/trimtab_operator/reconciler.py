@@ -333,17 +333,20 @@ class RunReconciler:
             missing_metrics=self._missing_metrics(surveyed, job),
             last=self._judge.last,
             heard=self._acks.word_of_world(self.state),
-            finish_pending=self._finish_pending("; ".join(blocker.message for blocker in surveyed.blockers)),
+            finish_pending=self._finish_pending(
+                "; ".join(blocker.message for blocker in surveyed.blockers), surveyed.last_step
+            ),
             anchor_pending=self._anchors.problem,
             automation_held=hold.message if hold is not None and hold.id else "",
             deletion_pending=self._remover.trouble,
             checkpoints_behind=self._acks.behind(self.state),
         )
 
-    def _finish_pending(self, trouble: str) -> str:
+    def _finish_pending(self, trouble: str, last_step: int | None = None) -> str:
         """What a finished world has waited for so long that people must hear of it, or nothing."""
         finished = self._finish.observe(time.monotonic(), self.state, self._acks)
-        return waits_for(finished, self.state, self._judge.judged_step, trouble) if finished is not None else ""
+        judged = self._judge.judged_step
+        return waits_for(finished, self.state, judged, trouble, last_step) if finished is not None else ""
 
     def _missing_metrics(self, surveyed: Surveyed, job: TrainingJobView) -> tuple[MissingMetric, ...]:
         deadline = parse_duration(job.spec.startup_deadline)

@@ -59,6 +59,22 @@ def test_only_the_last_checkpoint_is_certified_as_final() -> None:
     assert [one.reference.step for one in certified] == [STEPS]
 
 
+def test_a_trainer_that_says_too_early_that_it_has_finished_completes_nothing() -> None:
+    """The word may be forged, or a fault: the run has as many steps as its TrainingJob says."""
+
+    def forge(run: ScriptedRun) -> None:
+        if run.world.alive and run.world.step == STEPS // 2:
+            run.world.say(AckState.FINISHED)
+
+    run = play(Scenario(steps=STEPS, read_back=AckState.VERIFIED), on_tick=forge)
+    assert any(ack.state is AckState.FINISHED and ack.step < STEPS for ack in run.acks), "nothing was forged"
+    assert run.violations == []
+    assert acts(run)[-4:] == ["Committed", "Verified", "Certified", "Completed"]
+    assert words(run, JournalAction.COMPLETED).startswith(f"all {STEPS} steps are trained and judged")
+    final = [one.reference.step for one in run.state.checkpoints if one.why.startswith("final: ")]
+    assert final == [STEPS]
+
+
 def test_a_world_that_goes_while_its_last_checkpoint_is_awaited_is_not_started_again() -> None:
     def lose(run: ScriptedRun) -> None:
         if run.acks and run.acks[-1].state is AckState.FINISHED and run.world.alive:

@@ -100,6 +100,11 @@ def test_the_sentence_says_what_is_waited_for(state: RunState, judged: int, trou
     assert says in sentence
 
 
+def test_a_world_that_says_too_early_that_it_has_finished_is_held_against_the_runs_steps() -> None:
+    says = waits_for(FINISHED, run_state(), 80, "", 600)
+    assert says == "the world has finished step 80 and waits: the run has 600 steps"
+
+
 # With real parts ------------------------------------------------------------------------------------------------------
 
 
