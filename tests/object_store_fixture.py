@@ -44,6 +44,10 @@ READER = Credentials("reader-access", "reader-secret")
 """May read and list everything and write nothing."""
 
 
+STRANGER = Credentials("stranger-access", "stranger-secret")
+"""May read and list a bucket that no test uses, and nothing else."""
+
+
 class ObjectStoreServer(ServerProcess):
     """One SeaweedFS process; can be frozen, or stopped and started again (half a minute) on the same ports and data."""
 
@@ -132,7 +136,9 @@ def _identities() -> dict[str, Any]:
         return {"name": name, "credentials": keys, "actions": actions}
 
     admin = identity("admin", ADMIN, ["Admin", "Read", "Write", "List", "Tagging"])
-    return {"identities": [admin, identity("reader", READER, ["Read", "List"])]}
+    reader = identity("reader", READER, ["Read", "List"])
+    stranger = identity("stranger", STRANGER, ["Read:elsewhere", "List:elsewhere"])
+    return {"identities": [admin, reader, stranger]}
 
 
 @pytest.fixture(scope="session")

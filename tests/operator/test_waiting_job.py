@@ -15,6 +15,7 @@ from control_plane_fixture import ControlPlane
 from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import guard_policy, training_job
 from redis_fixture import RedisServer
+from saving_trainer import Trainer
 from server_process import free_ports
 
 
@@ -82,7 +83,7 @@ def test_a_job_names_each_thing_it_lacks_and_starts_when_the_last_one_is_there(
     api.apply(job)
     _waits(api, namespace, "spec.checkpoint.uri: bucket 'nowhere' does not exist", "StoreRefused")
 
-    checkpoint["uri"] = f"s3://{bucket}/prefix"
+    checkpoint["uri"] = f"s3://{bucket}/team"
     api.apply(job, _secret(namespace, AWS_ACCESS_KEY_ID=ADMIN.access_key, AWS_SECRET_ACCESS_KEY="mistyped"))
     _waits(api, namespace, "spec.checkpoint.credentialsSecretRef: the secret key is wrong", "StoreRefused")
 
@@ -94,9 +95,23 @@ def test_a_job_names_each_thing_it_lacks_and_starts_when_the_last_one_is_there(
     _waits(api, namespace, "GuardPolicy demo: spec.remediation.margin is 10 .*replicaCheckEvery", "PolicyUnsatisfiable")
     assert not api.kubectl("get", "jobs", f"--namespace={namespace}", "-o=name").strip()
 
+    older = Trainer(object_store, bucket)
     policy["spec"]["remediation"]["margin"] = 50
-    api.apply(policy)
+    job["spec"]["resumeFrom"] = source = {"run": str(older.run), "step": 10}
+    api.apply(policy, job)
+    _waits(api, namespace, "spec.resumeFrom.manifestSHA256: required, .* no journal of run lab/job/", "SourceRefused")
+
+    source["manifestSHA256"] = "0" * 64
+    api.apply(job)
+    _waits(api, namespace, "spec.resumeFrom.step: there is no checkpoint of step 10 of run lab/job/", "SourceRefused")
+    assert not api.kubectl("get", "jobs", f"--namespace={namespace}", "-o=name").strip()
+
+    source["manifestSHA256"] = older.save(10).sha256
+    api.apply(job)
     _until(lambda: api.kubectl("get", "jobs", f"--namespace={namespace}", "-o=name").strip() == "job.batch/demo-1")
+    made = api.kubectl("get", "job", "demo-1", f"--namespace={namespace}", "-o=json")
+    (container,) = json.loads(made)["spec"]["template"]["spec"]["containers"]
+    assert {"name": "TRIMTAB_RESUME_FROM", "value": str(older.run)} in container["env"]
 
 
 def _secret(namespace: str, **values: str) -> dict[str, Any]:
