@@ -11,7 +11,18 @@ import sys
 from benchmarks.figures import ROOT
 from benchmarks.report import write_report
 
-PARTS = ("incidents", "rollbacks", "session", "checkpoints", "journal", "memory", "engine", "permutation", "compute")
+PARTS = (
+    "incidents",
+    "rollbacks",
+    "session",
+    "checkpoints",
+    "journal",
+    "memory",
+    "engine",
+    "permutation",
+    "max_logits",
+    "compute",
+)
 """In the order of the report."""
 
 

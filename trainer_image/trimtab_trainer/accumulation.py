@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab_trainer.batches import Batch
-from trimtab_trainer.model import AttentionTelemetry, ModelOutput
+from trimtab_trainer.model import AttentionTelemetry, ExpertTelemetry, ModelOutput
 from trimtab_trainer.tensors import backpropagate, first_index
 
 
@@ -24,6 +24,8 @@ class MicroBatches:
     """The largest attention logit of every head, or an upper bound where `exactly` is false."""
 
     exactly: Tensor
+    experts: ExpertTelemetry | None = None
+    """The mean over the micro-batches, of a mixture of experts."""
 
     @property
     def loss(self) -> Tensor:
@@ -61,17 +63,29 @@ class MicroBatches:
 def accumulate(
     batch: Batch, count: int, forward: Callable[[Batch], ModelOutput], *, scale: float = 1.0
 ) -> MicroBatches:
-    """Add `scale` times the gradient of the share's mean loss to every parameter's `grad`, in `count` passes."""
+    """Add `scale` times the gradient of the share's mean objective to every parameter's `grad`, in `count` passes."""
     losses: list[Tensor] = []
     attention: list[AttentionTelemetry] = []
+    experts: list[ExpertTelemetry] = []
     for part in batch.micro_batches(count):
         output = forward(part)
         assert output.loss is not None
-        backpropagate(output.loss * (scale / count))
+        assert output.objective is not None
+        backpropagate(output.objective * (scale / count))
         losses.append(output.loss.detach())
         attention.append(output.attention)
+        experts += [] if output.experts is None else [output.experts]
     return MicroBatches(
         losses=torch.stack(losses),
         logits=torch.stack([one.max_logit for one in attention]),
         exactly=torch.stack([one.exact for one in attention]),
+        experts=_mean(experts) if experts else None,
+    )
+
+
+def _mean(experts: list[ExpertTelemetry]) -> ExpertTelemetry:
+    return ExpertTelemetry(
+        load=torch.stack([one.load for one in experts]).mean(0),
+        entropy=torch.stack([one.entropy for one in experts]).mean(),
+        z_loss=torch.stack([one.z_loss for one in experts]).mean(),
     )

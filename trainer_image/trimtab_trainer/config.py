@@ -16,7 +16,6 @@ from trimtab_trainer.mixed_precision import LossScaleConfig, Precision
 from trimtab_trainer.model import TransformerConfig
 from trimtab_trainer.optim import MuonClipConfig, Schedule
 from trimtab_trainer.optim.schedule import Shape
-from trimtab_trainer.optim.schedule import Shape
 
 DEFAULT_PATH = "/etc/trimtab/config.yaml"
 
@@ -67,8 +66,12 @@ class TelemetryConfig:
     stream_records: int = 2_000
     """Records that the stream keeps at least; it is trimmed to 64 MiB when they fit in less."""
 
+    every: int = 10
+    """Steps between two that measure every head's largest logit exactly, not only of heads near the threshold; so many
+    steps from an event on do, too."""
+
     exact_max_logits: bool = False
-    """Compute every head's largest logit exactly, not only of heads near the threshold; costs a second product."""
+    """Whether every step does."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -78,6 +81,7 @@ class TelemetryConfig:
                 positive("poll_seconds", self.poll_seconds),
                 at_least("queue_records", self.queue_records, 1),
                 at_least("stream_records", self.stream_records, 1),
+                at_least("every", self.every, 1),
             )
         )
 
@@ -240,9 +244,6 @@ class TrainerConfig:
             warmup_steps=self.schedule.warmup_steps,
             total_steps=self.steps,
             final_ratio=self.schedule.final_ratio,
-            shape=self.schedule.shape,
-            cycles=self.schedule.cycles,
-            decay_share=self.schedule.decay_share,
             shape=self.schedule.shape,
             cycles=self.schedule.cycles,
             decay_share=self.schedule.decay_share,

@@ -86,8 +86,7 @@ def train(session: Session, trainee: Trainee, world: World) -> None:
 
     def compute(batch: Batch) -> tuple[MicroBatches, Reduced, GradientClip]:
         buckets.zero()
-        exact = trainee.exact_steps.due(batch.attempt, batch.step, lowered=batch.rate_override is not None)
-        forward = partial(trainee.forward, exact=exact)
+        forward = partial(trainee.forward, exact=trainee.exact_steps.due(batch.attempt, batch.step))
         computed = accumulate(batch, config.gradient_accumulation_steps, forward, scale=scaler.scale)
         reduced = buckets.reduce(computed)
         scaler.unscale(gradient for _, gradient in gradients)
