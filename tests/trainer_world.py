@@ -208,6 +208,14 @@ class Run:
         """Where a pod leaves its termination message."""
         return self.folder / f"termination-{world}-{node}"
 
+    def log_path(self, world: int, node: int) -> Path:
+        """Where a pod's log is written."""
+        return self.folder / f"log-{world}-{node}.txt"
+
+    def log(self, node: int, world: int = 1) -> str:
+        """What a pod has printed so far."""
+        return self.log_path(world, node).read_text(errors="replace")
+
     def message(self, node: int, world: int = 1) -> TerminationMessage:
         """A dead pod's termination message."""
         return decode(TerminationMessage, self.message_path(world, node).read_text().strip())
@@ -235,7 +243,7 @@ class Run:
             rendezvous = {"RANK": node, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
             environment |= {name: str(value) for name, value in rendezvous.items()} | {"MASTER_ADDR": "127.0.0.1"}
         command += ["-m", self.program]
-        with (self.folder / f"log-{number}-{node}.txt").open("wb") as log:
+        with self.log_path(number, node).open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 

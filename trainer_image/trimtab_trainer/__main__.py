@@ -23,7 +23,7 @@ from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee, train
 from trimtab_trainer.runtime import Runtime
 from trimtab_trainer.session import Session
-from trimtab_trainer.termination import leave_message, termination_path
+from trimtab_trainer.termination import exit_status, leave_message, termination_path
 
 logger = logging.getLogger("trimtab_trainer")
 
@@ -136,7 +136,7 @@ def _leave(
     leave_message(message, termination_path())
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(0 if reason is Reason.FINISHED else 1)
+    os._exit(exit_status(reason))
 
 
 if __name__ == "__main__":
