@@ -6,13 +6,16 @@ Computes only: no I/O, no clock, no random numbers, no communication.
 from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum
 from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup, ThresholdPoint
 from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, first_non_finite
+from trimtab_trainer.optim.logit_recorder import LogitRecorder, largest_logits
 from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
+from trimtab_trainer.optim.plain_models import fused_projection, parameter_groups, separate_projections
 from trimtab_trainer.optim.qk_clip import NonFiniteLogitsError
 from trimtab_trainer.optim.routing import routing_table
 from trimtab_trainer.optim.schedule import RateOverride, Schedule
 
 __all__ = [
     "GradientClip",
+    "LogitRecorder",
     "MuonClip",
     "MuonClipConfig",
     "NonFiniteLogitsError",
@@ -24,6 +27,10 @@ __all__ = [
     "ThresholdPoint",
     "clip_gradients",
     "first_non_finite",
+    "fused_projection",
+    "largest_logits",
     "parameter_checksum",
+    "parameter_groups",
     "routing_table",
+    "separate_projections",
 ]

@@ -1,0 +1,151 @@
+"""MuonClip as a library: any PyTorch model, its attention read off the calls of `scaled_dot_product_attention`."""
+
+import math
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.head_parameters import LogitPart
+from trimtab_trainer.optim import (
+    LogitRecorder,
+    MuonClip,
+    MuonClipConfig,
+    ParameterGroup,
+    fused_projection,
+    largest_logits,
+    parameter_groups,
+    separate_projections,
+)
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "muonclip" / "train.py"
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def softmax_inputs(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """The whole matrix of logits, minus infinity where `mask` is false."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    return scores.masked_fill(~mask, -math.inf)
+
+
+@pytest.mark.parametrize("tokens", [7, 128, 300])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_the_largest_logits_are_those_of_the_whole_matrix(tokens: int, key_heads: int) -> None:
+    query, key = gaussian(2, 4, tokens, 8), gaussian(2, key_heads, tokens, 8, seed=1)
+    causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    whole = torch.ones_like(causal)
+    for mask, given in ((whole, {}), (causal, {"is_causal": True}), (causal, {"attn_mask": causal})):
+        expected = softmax_inputs(query, key, mask).amax((0, 2, 3))
+        torch.testing.assert_close(largest_logits(query, key, **given), expected, rtol=1e-13, atol=0)  # pyright: ignore[reportArgumentType]
+
+
+def test_masks_are_the_ones_of_the_attention() -> None:
+    query, key = gaussian(2, 3, 5, 8), gaussian(2, 3, 9, 8, seed=1)
+    bias = gaussian(2, 1, 5, 9, seed=2)
+    expected = (softmax_inputs(query, key, torch.ones(5, 9, dtype=torch.bool)) + bias).amax((0, 2, 3))
+    torch.testing.assert_close(largest_logits(query, key, attn_mask=bias), expected, rtol=1e-13, atol=0)
+    padding = torch.tensor([True] * 4 + [False] * 5)[None, None, None]
+    expected = softmax_inputs(query, key, padding).amax((0, 2, 3))
+    torch.testing.assert_close(largest_logits(query, key, attn_mask=padding), expected, rtol=1e-13, atol=0)
+    assert largest_logits(query, key, attn_mask=torch.zeros(5, 9, dtype=torch.bool)).isfinite().all()
+    torch.testing.assert_close(
+        largest_logits(query, key, scale=2.0), largest_logits(query, key, scale=1.0) * 2, rtol=1e-13, atol=0
+    )
+    with pytest.raises(ValueError, match="query, key: 3 and 4 dimensions must be"):
+        largest_logits(query[0], key)
+
+
+def test_the_recorder_takes_calls_for_layers_in_turn_and_leaves_attention_as_it_is() -> None:
+    recorder = LogitRecorder(2)
+    inputs = [gaussian(1, 2, 6, 4, seed=seed) for seed in range(4)]
+    plain = [F.scaled_dot_product_attention(each, each, each, is_causal=True) for each in inputs]
+    with recorder:
+        recorded = [F.scaled_dot_product_attention(each, each, each, None, 0.0, True) for each in inputs]
+    assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
+    each = [largest_logits(given, given, is_causal=True) for given in inputs]
+    expected = torch.stack([torch.maximum(each[0], each[2]), torch.maximum(each[1], each[3])])
+    assert torch.equal(recorder.max_logits(), expected)
+    with recorder:
+        F.scaled_dot_product_attention(inputs[0], inputs[0], inputs[0])
+    with pytest.raises(ValueError, match="2 layers attended 1 times in all"):
+        recorder.max_logits()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_clipped_head_of_any_model_meets_the_threshold_on_the_same_batch(
+    fused: bool, key_heads: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    maps = nn.ModuleDict({"qkv": nn.Linear(16, (4 + 2 * key_heads) * 4, bias=bias)} if fused else {})
+    if not fused:
+        maps = nn.ModuleDict({"q": nn.Linear(16, 16, bias=bias), "k": nn.Linear(16, key_heads * 4, bias=bias)})
+    maps.double()
+    recorder, inputs = LogitRecorder(1), gaussian(2, 6, 16)
+
+    def logits() -> Tensor:
+        if fused:
+            query, key, value = (
+                maps["qkv"](inputs).unflatten(-1, (-1, 4)).transpose(1, 2).split((4, key_heads, key_heads), 1)
+            )
+        else:
+            query, key = (maps[name](inputs).unflatten(-1, (-1, 4)).transpose(1, 2) for name in ("q", "k"))
+            value = key
+        with recorder:
+            F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return recorder.max_logits()
+
+    if fused:
+        layer = fused_projection("qkv", maps["qkv"], heads=4, key_heads=key_heads)
+        groups = (ParameterGroup(pattern="qkv.weight", split=(16, key_heads * 4, key_heads * 4)),)
+    else:
+        layer, groups = separate_projections("", maps["q"], maps["k"], heads=4, key_heads=key_heads), ()
+    before = logits()
+    threshold = before.median().item()
+    config = MuonClipConfig(groups=groups, muon_lr=1e-300, adamw_lr=1e-300, qk_clip_threshold=threshold)
+    MuonClip(maps.named_parameters(), [layer], config).step(before)
+    after, hot = logits(), before > threshold
+    assert 0 < hot.sum() < 4
+    assert ((after[hot] / threshold - 1).abs() < 1e-13).all()
+    assert torch.equal(after[~hot], before[~hot])
+
+
+def test_a_fused_map_must_have_whole_heads() -> None:
+    with pytest.raises(InvalidFields, match="qkv: 20 rows must be a multiple of 8, its heads"):
+        fused_projection("qkv", nn.Linear(8, 20), heads=4, key_heads=2)
+
+
+def test_embeddings_are_found_under_any_name() -> None:
+    model = nn.ModuleDict({"lookup": nn.Embedding(10, 8), "scores": nn.Linear(8, 10), "hidden": nn.Linear(8, 8)})
+    config = MuonClipConfig(groups=parameter_groups(model, adamw=("scores.*",)))
+    routes = {route.name: route.optimizer for route in MuonClip(model.named_parameters(), (), config).routes}
+    assert {name for name, optimizer in routes.items() if optimizer == "muon"} == {"hidden.weight"}
+    assert parameter_groups(model["lookup"])[0].pattern == "weight"
+
+
+def test_separate_maps_make_multi_head_or_grouped_query_attention() -> None:
+    query, key = nn.Linear(8, 8), nn.Linear(8, 4, bias=False)
+    grouped = separate_projections("attention", query, key, heads=4, key_heads=2)
+    assert grouped.kind == "groupedQuery"
+    assert [(each.name, each.part, each.heads) for each in grouped.parameters] == [
+        ("attention.query.weight", LogitPart.QUERY, 4),
+        ("attention.query.bias", LogitPart.QUERY, 4),
+        ("attention.key.weight", LogitPart.SHARED_KEY, 2),
+    ]
+    assert separate_projections("attention", query, nn.Linear(8, 8), heads=4).kind == "multiHead"
+
+
+def test_the_example_learns_and_clips(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = runpy.run_path(str(EXAMPLE))["train"](steps=12, threshold=0.5)
+    assert losses[-1] < losses[0] - 0.5
+    said = capsys.readouterr().out
+    assert "blocks.0.qkv.weight" in said
+    assert "heads clipped" in said

@@ -1,0 +1,81 @@
+"""What MuonClip has to know of a plain PyTorch model: which parameters are special, and which make logits."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from trimtab_trainer.fields import raise_if_any
+from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
+from trimtab_trainer.optim.config import ParameterGroup
+
+
+def parameter_groups(model: nn.Module, *, adamw: tuple[str, ...] = ()) -> tuple[ParameterGroup, ...]:
+    """Return groups that send embeddings to AdamW under whatever name, for `MuonClipConfig.groups`.
+
+    `adamw` are patterns of further matrices for AdamW, such as those of an output head.
+    """
+    found = (name for name, module in _modules(model) if isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
+    patterns = (*adamw, *(f"{name}.weight" if name else "weight" for name in found))
+    return tuple(ParameterGroup(pattern=pattern, optimizer="adamw") for pattern in patterns)
+
+
+def separate_projections(
+    name: str, query: nn.Linear, key: nn.Linear, *, heads: int, key_heads: int | None = None, normalised: bool = False
+) -> AttentionHeads:
+    """Return what makes the logits of a layer with a linear map each for queries and keys.
+
+    With fewer `key_heads` than `heads` it is grouped-query attention. `normalised` says that the query and key of each
+    head are normalised behind the maps.
+    """
+    queries = [(f"{name}.query.{kind}", parameter) for kind, parameter in query.named_parameters()]
+    keys = [(f"{name}.key.{kind}", parameter) for kind, parameter in key.named_parameters()]
+    return _attention(queries, keys, heads, key_heads, normalised=normalised)
+
+
+def fused_projection(
+    name: str, projection: nn.Linear, *, heads: int, key_heads: int | None = None, normalised: bool = False
+) -> AttentionHeads:
+    """Return what makes the logits of a layer with one linear map for queries, keys and values, in this order.
+
+    Muon needs a `ParameterGroup` with `split` for the weight, too.
+
+    Raises:
+        InvalidFields: the rows are no whole number for each head.
+    """
+    shared = heads if key_heads is None else key_heads
+    rows = projection.out_features
+    count = heads + 2 * shared
+    raise_if_any((f"{name}: {rows} rows must be a multiple of {count}, its heads" if rows % count else None,))
+    dimension = rows // count
+    middle, end = heads * dimension, (heads + shared) * dimension
+    parameters = [(f"{name}.{kind}", parameter) for kind, parameter in projection.named_parameters()]
+    return _attention(
+        [(each, parameter[:middle]) for each, parameter in parameters],
+        [(each, parameter[middle:end]) for each, parameter in parameters],
+        heads,
+        key_heads,
+        normalised=normalised,
+    )
+
+
+def _attention(
+    queries: Sequence[tuple[str, Tensor]],
+    keys: Sequence[tuple[str, Tensor]],
+    heads: int,
+    key_heads: int | None,
+    *,
+    normalised: bool,
+) -> AttentionHeads:
+    grouped = key_heads is not None and key_heads != heads
+    key_part = LogitPart.SHARED_KEY if grouped else LogitPart.KEY
+    parameters = (
+        *(HeadParameter(name, parameter, LogitPart.QUERY, heads) for name, parameter in queries),
+        *(HeadParameter(name, parameter, key_part, key_heads or heads) for name, parameter in keys),
+    )
+    return AttentionHeads("groupedQuery" if grouped else "multiHead", heads, parameters, normalised)
+
+
+def _modules(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    yield name, module
+    for child_name, child in module.named_children():
+        yield from _modules(child, f"{name}.{child_name}" if name else child_name)
