@@ -7,7 +7,7 @@ import msgspec
 
 from trimtab_contract.data_description import DataDescription
 from trimtab_contract.directives import LearningRateOverride
-from trimtab_contract.errors import UNREADABLE, MalformedManifest
+from trimtab_contract.errors import UNREADABLE, MalformedManifest, NewerManifest
 
 SCHEMA = 2
 """Of the manifests that are written. Schema 1, which knew no slices, is still read."""
@@ -106,12 +106,12 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def decode_manifest(body: bytes) -> CheckpointManifest:
-    """Read a manifest; raises MalformedManifest."""
+    """Read a manifest; raises MalformedManifest, NewerManifest where a newer version wrote it."""
     try:
         schema = msgspec.json.decode(body, type=_Version).schema
         if not 1 <= schema <= SCHEMA:
             message = f"the manifest has schema {schema}, this version reads schemas 1 to {SCHEMA}: {_advice(schema)}"
-            raise MalformedManifest(message)
+            raise NewerManifest(message) if schema > SCHEMA else MalformedManifest(message)
         return msgspec.json.decode(body, type=CheckpointManifest)
     except UNREADABLE as error:
         message = f"manifest cannot be decoded: {error}"

@@ -4,6 +4,7 @@ ContractError
 ├── MalformedRecord     a metric record that cannot be what a trainer meant
 ├── MalformedDirective  a directive or acknowledgement that cannot be read
 ├── MalformedManifest   a checkpoint manifest that cannot be read
+│   └── NewerManifest   one that a newer version wrote
 ├── MalformedJournal    a journal record that cannot be read
 └── InvalidPosition     a data position, order or skip range outside its bounds
 """
@@ -28,6 +29,10 @@ class MalformedDirective(ContractError):
 
 class MalformedManifest(ContractError):
     """A checkpoint manifest is unreadable."""
+
+
+class NewerManifest(MalformedManifest):
+    """A checkpoint manifest of a newer schema: what it describes may be sound, and is not to be touched."""
 
 
 class MalformedJournal(ContractError):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 from trimtab_contract.checkpoints import decode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.errors import ContractError
+from trimtab_contract.errors import ContractError, NewerManifest
 from trimtab_contract.journal import parse_record
 from trimtab_contract.keys import MANIFEST_NAME, RunId, manifest_identity
 
@@ -49,7 +49,10 @@ async def remove_checkpoint(
         return Removal(key=reference.key, deleted=False, message="its key is no checkpoint's of this run")
     prefix = reference.key.removesuffix(MANIFEST_NAME)
     found = await store.sizes(prefix)
-    own = await _own_names(store, reference) if reference.key in found else None
+    try:
+        own = await _own_names(store, reference) if reference.key in found else None
+    except NewerManifest as error:
+        return Removal(key=reference.key, deleted=False, message=f"not deleted, for {error}")
     names = [key.removeprefix(prefix) for key in found]
     foreign = [name for name in names if not (name in own if own else _OF_A_CHECKPOINT.fullmatch(name))]
     if foreign:
@@ -68,11 +71,16 @@ async def remove_checkpoint(
 
 
 async def _own_names(store: CheckpointStore, reference: CheckpointReference) -> frozenset[str]:
-    """The names in the manifest that the journal knows by its hash; none where another one lies there."""
+    """The names in the manifest that the journal knows by its hash; none where another one lies there.
+
+    Raises NewerManifest.
+    """
     try:
         body = await store.get(reference.key)
         if sha256_hex(body) == reference.sha256:
             return frozenset({MANIFEST_NAME, *decode_manifest(body).objects})
+    except NewerManifest:
+        raise
     except (NotFound, ObjectTooLarge, ContractError) as error:
         log.warning("manifest of a checkpoint that is deleted cannot be read", key=reference.key, error=str(error))
     return frozenset()

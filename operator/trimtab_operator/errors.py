@@ -4,6 +4,7 @@ OperatorError
 ├── TemporaryError          try again later; nothing is known to be wrong
 │   ├── BusUnavailable      Redis did not answer, or refused for want of memory or of its users
 │   ├── StoreUnavailable    S3 did not answer in time; the outcome of a write may be unknown
+│   │   └── StoreTroubled   S3 answered: it is full, or the clocks differ too much; says what to do
 │   ├── WebhookUnavailable  the webhook did not take a notice now
 │   ├── ClusterUnavailable  the API server did not answer in time; the outcome of a write may be unknown
 │   └── Conflict            the object changed or belongs to another: read again, decide again
@@ -11,6 +12,7 @@ OperatorError
     ├── Fenced              another operator leads; stop acting
     ├── NotFound            the object does not exist
     ├── StoreRefused        wrong bucket, credentials or rights; says which field to correct
+    │   ├── WrongRegion         the bucket lies in another region than the endpoint
     │   ├── CredentialsRefused  S3 does not take the credentials for what they are; says which half is wrong
     │   └── ObjectTooLarge      the object has more bytes than anything of its kind can have
     ├── AuditStoreUnfit     the audit bucket does not honour conditional writes
@@ -36,6 +38,10 @@ class BusUnavailable(TemporaryError):
 
 class StoreUnavailable(TemporaryError):
     """S3 did not answer in time; whether a write arrived is unknown."""
+
+
+class StoreTroubled(StoreUnavailable):
+    """S3 answered that it cannot now, for a reason that somebody must mend there: no room, or a wrong clock."""
 
 
 class ClusterUnavailable(TemporaryError):
@@ -68,6 +74,10 @@ class NotFound(PermanentError):
 
 class StoreRefused(PermanentError):
     """S3 answered and refused: bucket, credentials or rights."""
+
+
+class WrongRegion(StoreRefused):
+    """The bucket lies in another region than the one whose endpoint was asked."""
 
 
 class CredentialsRefused(StoreRefused):

@@ -316,7 +316,7 @@ def confirm_restore(state: RunState, observation: Observation) -> Command | None
 def misfit(state: RunState, observation: Observation, failed: Ack) -> Command:
     """The run fails until it is edited: a sound checkpoint is not to blame for a configuration it does not fit."""
     generation = state.world.spec_generation if state.world is not None else observation.limits.generation
-    meant = "spec.trainer.config, or the data it names, is not what the checkpoints were saved under"
+    meant = "spec.trainer.config, the data it names or the trainer's image is not what the checkpoints were saved under"
     message = f"{failed.reason}: {meant}: {failed.detail}; set it back, or start a new TrainingJob"
     return _fail(state, message, generation)
 

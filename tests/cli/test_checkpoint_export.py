@@ -12,6 +12,7 @@ import torch
 from checkpoint_ranks import RUN, TINY, Ranks, new_state
 from click.testing import Result
 from control_plane_fixture import ControlPlane
+from full_disk import small_disk
 from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import training_job
 from rollback_trail import TrailOptions, rollback_trail
@@ -32,6 +33,8 @@ from trimtab_operator.workload import trainer_config_text
 from trimtab_trainer.adapters.s3 import ObjectStore as TrainerStore
 from trimtab_trainer.model import Transformer, TransformerConfig
 from typer.testing import CliRunner
+
+__all__ = ["small_disk"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 SHAPE = replace(TINY, bias=True, tied_head=True, vocab_size=32)
@@ -186,11 +189,11 @@ def test_what_changes_after_it_was_verified_is_noticed_and_nothing_is_left(own_s
     assert [one for one in left_in(tmp_path) if not one.startswith("world")] == []
 
 
-def test_a_full_disk_leaves_nothing_behind(saved: Saved, tmp_path: Path) -> None:
-    target = Path("/dev/full") / "out"
-    with pytest.raises(CliError, match="cannot be written"):
+def test_a_disk_that_is_full_on_the_way_leaves_nothing_behind(saved: Saved, small_disk: Path) -> None:
+    target = small_disk / "out"
+    with pytest.raises(CliError, match=r"out cannot be written: No space left on device; nothing of it is left"):
         saved.export(target)
-    assert left_in(tmp_path) == []
+    assert left_in(small_disk) == []
 
 
 def test_a_quarantined_one_is_exported_on_demand_only(saved: Saved) -> None:

@@ -96,6 +96,11 @@ async def test_whatever_the_s3_client_raises_is_unavailable_or_refused(bucket: B
         (500, "InternalError", "StoreUnavailable"),
         (429, "TooManyRequests", "StoreUnavailable"),
         (502, "", "StoreUnavailable"),
+        (403, "RequestTimeTooSkewed", "StoreTroubled"),
+        (507, "", "StoreTroubled"),
+        (403, "QuotaExceeded", "StoreTroubled"),
+        (301, "PermanentRedirect", "WrongRegion"),
+        (400, "AuthorizationHeaderMalformed", "WrongRegion"),
     ],
 )
 async def test_every_answer_of_s3_has_a_name(bucket: Bucket, status: int, code: str, expected: str) -> None:

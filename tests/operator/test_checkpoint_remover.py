@@ -134,6 +134,17 @@ async def test_where_somebody_else_keeps_files_nothing_is_deleted_and_they_are_n
     assert "notes/why.txt" in removal.message
 
 
+async def test_a_checkpoint_that_a_newer_version_saved_is_left_as_it_is_and_the_version_is_named(scene: Scene) -> None:
+    scene.going = scene.trainer.save(10, schema=9)
+    before = scene.stored()
+    await scene.work()
+    assert scene.stored() == before
+    (removal,) = scene.remover.removals(scene.state())
+    assert not removal.deleted
+    assert "schema 9" in removal.message
+    assert "use a Trimtab as new as the one that saved it" in removal.message
+
+
 async def test_an_operator_that_was_killed_behind_the_manifest_leaves_what_the_next_one_finishes(scene: Scene) -> None:
     for name in OBJECTS:
         scene.trainer.client.delete_object(Bucket=scene.trainer.bucket, Key=scene.prefix + name)

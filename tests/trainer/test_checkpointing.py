@@ -4,14 +4,16 @@ We test that what comes back is what went in, that nothing damaged, foreign or h
 state, and that the store may be away meanwhile.
 """
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoint_ranks import RUN, Ranks, all_tensors, image, new_state
+from checkpoint_ranks import RUN, TINY, Ranks, all_tensors, image, new_state
 from object_store_fixture import ADMIN, READER, ObjectStoreServer
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, encode_manifest, sha256_hex
@@ -299,6 +301,19 @@ class TestDamage:
         assert [type(outcome) for outcome in outcomes] == [RestoreFailed, RestoreFailed]
         assert outcomes[0].reason == RestoreFailure.STRUCTURE_MISMATCH
         assert [image(state) for state in odd] == before
+
+    def test_a_model_of_another_shape_is_told_tensor_by_tensor(
+        self, world: Callable[..., Ranks], store: ObjectStore
+    ) -> None:
+        ranks = world(world_size=1)
+        reference = ranks.saved([new_state(7)], 30)
+        (outcome,) = ranks.restore(reference, [new_state(8, replace(TINY, vocab_size=64, bias=True))])
+        assert isinstance(outcome, RestoreFailed)
+        assert "model.blocks.0.attention.key.bias: saved is none, this run has float32 [16]" in outcome.detail
+        assert re.search(r"; and [0-9]+ more$", outcome.detail)
+        (outcome,) = ranks.restore(reference, [new_state(8, replace(TINY, vocab_size=64))])
+        for name in ("model.embedding.weight", "model.head.weight"):
+            assert f"{name}: saved is float32 [256, 16], this run has float32 [64, 16]" in outcome.detail
 
 
 def rewritten(store: ObjectStore, reference: CheckpointReference, **changes: Any) -> CheckpointReference:

@@ -30,6 +30,7 @@ _FAULTS_ELSEWHERE: dict[str, Reason] = {
     Reason.PROBE_FAILED: Reason.PROBE_FAILED,
     Reason.CONFIG_MISMATCH: Reason.CONFIG_MISMATCH,
     RestoreFailure.STRUCTURE_MISMATCH: Reason.CONFIG_MISMATCH,
+    RestoreFailure.NEWER_SCHEMA: Reason.CONFIG_MISMATCH,
     RestoreFailure.STORE_UNAVAILABLE: Reason.STORE_UNAVAILABLE,
     RestoreFailure.STORE_REFUSED: Reason.STORE_UNAVAILABLE,
 }

@@ -1,7 +1,7 @@
 """Reading one S3 bucket."""
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -9,17 +9,13 @@ from typing import Any, cast
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from trimtab_contract.store_answers import StoreAnswer, advice, region_of, store_answer
 from urllib3.exceptions import HTTPError
 
 from trimtab_cli.bucket_versions import ObjectVersions, Versioning
 from trimtab_cli.errors import NotAllowed, NotFound, Unreachable
 
 CHUNK_BYTES = 1 << 20
-
-_WRONG_CREDENTIALS = {
-    "SignatureDoesNotMatch": "the secret key is wrong: it is not the one that belongs to this access key",
-    "InvalidAccessKeyId": "the access key is wrong: S3 does not know it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +26,6 @@ class BucketAddress:
     endpoint: str = ""
     access_key: str = field(default="", repr=False)
     secret_key: str = field(default="", repr=False)
-    region: str = "us-east-1"
 
 
 class ObjectStore:
@@ -41,7 +36,7 @@ class ObjectStore:
         self._client: Any = cast("Any", Session()).client(
             "s3",
             endpoint_url=address.endpoint or None,
-            region_name=address.region,
+            region_name=region_of(address.endpoint),
             aws_access_key_id=address.access_key or None,
             aws_secret_access_key=address.secret_key or None,
             config=Config(
@@ -130,12 +125,18 @@ class ObjectStore:
             yield
         except ClientError as error:
             code = str(cast("Any", error).response.get("Error", {}).get("Code", "unknown"))
-            if code in {"NoSuchKey", "404", "NotFound"}:
+            metadata: Mapping[str, Any] = cast("Any", error).response.get("ResponseMetadata", {})
+            status = int(metadata.get("HTTPStatusCode", 0))
+            answer = store_answer(code, status)
+            region = str(metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region", ""))
+            why = advice(answer, code, region=region)
+            if answer is StoreAnswer.ABSENT:
                 raise NotFound(f"{key} does not exist ({where}).") from error
-            if code == "NoSuchBucket":
+            if answer is StoreAnswer.NO_BUCKET:
                 raise NotFound(f"The bucket {self.address.bucket} does not exist at {where}.") from error
-            why = _WRONG_CREDENTIALS.get(code, "are these the right credentials?")
-            raise NotAllowed(f"{where} refuses {key}: {why} ({code})") from error
+            if answer.temporary:
+                raise Unreachable(f"{where} refuses {key}: {why} ({code})") from error
+            raise NotAllowed(f"{where} refuses {key}: {why or 'it says no more'} ({code})") from error
         except (BotoCoreError, HTTPError, OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise Unreachable(f"{where} does not answer: {reason}") from error

@@ -21,9 +21,18 @@ from botocore.exceptions import (
     ParamValidationError,
     PartialCredentialsError,
 )
+from trimtab_contract.store_answers import StoreAnswer, advice, region_of, store_answer
 from urllib3.exceptions import HTTPError
 
-from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, StoreRefused, StoreUnavailable
+from trimtab_operator.errors import (
+    CredentialsRefused,
+    NotFound,
+    ObjectTooLarge,
+    StoreRefused,
+    StoreTroubled,
+    StoreUnavailable,
+    WrongRegion,
+)
 
 CONNECT_SECONDS, READ_SECONDS = 3.0, 5.0
 THREADS = 16
@@ -32,17 +41,8 @@ LIST_PAGE = 1000
 ACCESS_KEY, SECRET_KEY, SESSION_TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 """The fields of a credentials Secret; the last one may be absent."""
 
-DEFAULT_REGION = "us-east-1"
-
-_ABSENT = frozenset({"NoSuchKey", "404", "NotFound"})
 _TAKEN = frozenset({"PreconditionFailed", "412"})
 _RACING = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
-_WRONG_CREDENTIALS: Mapping[str, str] = {
-    "SignatureDoesNotMatch": "the secret key is wrong: it is not the one that belongs to this access key",
-    "InvalidAccessKeyId": "the access key is wrong: S3 does not know it",
-    "InvalidToken": "the session token is wrong",
-    "ExpiredToken": "the session token has expired",
-}
 _MAKING_CLIENTS = Lock()
 _Result = TypeVar("_Result")
 
@@ -57,11 +57,11 @@ class WriteRace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class S3Location:
-    """A bucket and the way to it. An empty endpoint means the provider's own."""
+    """A bucket and the way to it. An empty endpoint means the provider's own, an empty region that of the endpoint."""
 
     bucket: str
     endpoint: str = ""
-    region: str = DEFAULT_REGION
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,13 @@ def _make_client(location: S3Location, credentials: S3Credentials | None) -> Any
     )
     make = cast("Callable[..., Any]", _session().client)  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
     endpoint = location.endpoint or None
-    return make("s3", endpoint_url=endpoint, region_name=location.region, config=config, **identity)
+    return make(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=location.region or region_of(location.endpoint),
+        config=config,
+        **identity,
+    )
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -230,10 +236,18 @@ def _translated(what: str, error: ClientError) -> Exception:
         return KeyTaken(what)
     if code in _RACING:
         return WriteRace(what)
-    if code in _ABSENT or code == "NoSuchBucket":
+    answer = store_answer(code, status)
+    headers: Any = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    why = advice(answer, code, region=str(headers.get("x-amz-bucket-region", "")))
+    told = f"{what}: {why} ({code or status})"
+    if answer in {StoreAnswer.ABSENT, StoreAnswer.NO_BUCKET}:
         return NotFound(f"{what}: it does not exist ({code})")
-    if status >= 500 or status in {408, 429} or code in {"SlowDown", "RequestTimeout", "Throttling"}:
+    if answer is StoreAnswer.BUSY:
         return StoreUnavailable(f"{what}: S3 cannot serve now ({code or status})")
-    if code in _WRONG_CREDENTIALS:
-        return CredentialsRefused(f"{_WRONG_CREDENTIALS[code]} ({code})")
+    if answer.temporary:
+        return StoreTroubled(told)
+    if answer is StoreAnswer.CREDENTIALS:
+        return CredentialsRefused(f"{why} ({code})")
+    if answer is StoreAnswer.REGION:
+        return WrongRegion(told)
     return StoreRefused(f"{what}: S3 refuses ({code or status})")

@@ -29,7 +29,9 @@ from trimtab_operator.errors import (
     NotFound,
     OperatorError,
     StoreRefused,
+    StoreTroubled,
     StoreUnavailable,
+    WrongRegion,
 )
 
 __all__ = ["S3CheckpointStore", "S3CheckpointStores", "S3Credentials", "S3JournalStore", "S3Location"]
@@ -179,12 +181,18 @@ class S3CheckpointStore:
         except CredentialsRefused as error:
             message = f"checkpoint.credentialsSecretRef: {error}; correct the Secret"
             raise CredentialsRefused(message) from error
+        except WrongRegion as error:
+            message = f"checkpoint.endpoint: {error}"
+            raise WrongRegion(message) from error
         except StoreRefused as error:
             message = (
                 f"checkpoint.credentialsSecretRef: its identity may not list bucket {self._bucket.name!r} of "
                 f"checkpoint.uri; correct one of the two ({error})"
             )
             raise StoreRefused(message) from error
+        except StoreTroubled as error:
+            message = f"checkpoint.endpoint: the S3 server {shown_endpoint(self._endpoint)}: {error}; trying again"
+            raise StoreTroubled(message) from error
         except StoreUnavailable as error:
             message = (
                 f"checkpoint.endpoint: the S3 server {shown_endpoint(self._endpoint)} does not answer; trying again"

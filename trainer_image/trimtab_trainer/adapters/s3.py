@@ -10,6 +10,7 @@ import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from trimtab_contract.store_answers import StoreAnswer, advice, region_of, store_answer
 
 from trimtab_trainer.errors import ObjectMissing, StoreError, StoreRefused, StoreUnavailable
 
@@ -20,12 +21,9 @@ MAX_ATTEMPTS = 3
 
 CHUNK_BYTES = 1024 * 1024
 _TRANSFER = TransferConfig(use_threads=False)
-_MISSING = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NotFound"})
 _BEYOND_THE_END = frozenset({"InvalidRange", "416"})
 _CHECKSUM = "CRC32"
 """Of every part; the only one that botocore computes without further libraries."""
-
-_TEMPORARY = frozenset({"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "TooManyRequests"})
 
 
 Bytes = bytes | bytearray
@@ -61,7 +59,6 @@ class ObjectStore:
         bucket: str,
         *,
         endpoint: str | None = None,
-        region: str = "us-east-1",
         access_key: str | None = None,
         secret_key: str | None = None,
         timeouts: StoreTimeouts = StoreTimeouts(),
@@ -71,7 +68,7 @@ class ObjectStore:
         self._client: Any = boto3.Session().client(  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
             "s3",
             endpoint_url=endpoint,
-            region_name=region,
+            region_name=region_of(endpoint or ""),
             aws_access_key_id=access_key,
             aws_secret_access_key=secret_key,
             config=Config(
@@ -206,18 +203,26 @@ class ObjectStore:
         response = cast("Mapping[str, Any]", error.response)
         code = _code(error)
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        if code == "NoSuchBucket":
+        answer = store_answer(code, status)
+        why = advice(answer, code, region=str(_headers(response).get("x-amz-bucket-region", "")))
+        if answer is StoreAnswer.NO_BUCKET:
             return StoreRefused(f"checkpoint.uri: there is no bucket {self.bucket!r}: create it or correct the URI")
-        if code in _MISSING:
+        if answer is StoreAnswer.ABSENT:
             return ObjectMissing(f"there is no object {self.bucket}/{key}")
-        if status >= 500 or status == 429 or code in _TEMPORARY:
-            return StoreUnavailable(f"{operation} {self.bucket}/{key}: {code or status}")
-        if status in {401, 403}:
+        if answer.temporary:
+            return StoreUnavailable(f"{operation} {self.bucket}/{key}: {why} ({code or status})")
+        if answer is StoreAnswer.REGION:
+            return StoreRefused(f"checkpoint.endpoint: bucket {self.bucket!r}: {why} ({code or status})")
+        if answer in {StoreAnswer.CREDENTIALS, StoreAnswer.RIGHTS}:
             return StoreRefused(
                 f"checkpoint.uri: bucket {self.bucket!r} refused {operation} with {code or status}: "
                 "check the credentials and what they may do"
             )
         return StoreRefused(f"{operation} {self.bucket}/{key} was refused: {code or status}")
+
+
+def _headers(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    return response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
 
 
 def _code(error: ClientError) -> str:

@@ -81,7 +81,7 @@ class Checkpointer:
         limits: CheckpointLimits = CheckpointLimits(),
         source: keys.RunId | None = None,
     ) -> None:
-        """Start the background threads. `staging` is a folder of this process's own choice on local disk.
+        """Start the background threads. Only a restore of schema 1 writes to `staging`, a folder on local disk.
 
         `source` is the run that this one continues, whose checkpoints may be restored beside its own.
 
@@ -159,7 +159,7 @@ class Checkpointer:
         flat = self._room.copy(state.flat())
         prefix = keys.checkpoint_prefix(self._root, self._run, step, attempt, random)
         if self._layout is None:
-            self._layout = ShardLayout(flat, self._staging / "layout", rank=self._rank, exchange=self._exchange)
+            self._layout = ShardLayout(flat, rank=self._rank, exchange=self._exchange)
         request = SaveRequest(
             step=step,
             attempt=attempt,
@@ -175,7 +175,7 @@ class Checkpointer:
             saved_at=time.time(),
         )
         deadline = time.monotonic() + self._limits.save_deadline_seconds
-        job = SaveJob(request, prefix, flat, rank_state(), self._layout, self._staging / random, deadline)
+        job = SaveJob(request, prefix, flat, rank_state(), self._layout, deadline)
         self._jobs.append(job)
         self._saving.submit(job)
 
@@ -207,7 +207,6 @@ class Checkpointer:
         `skip` is the ledger in force. Raises RestoreFailed on all ranks alike, with the live state untouched.
         """
         folder = self._staging / f"restore-{uuid.uuid4().hex}"
-        folder.mkdir(parents=True)
         try:
             fetched = self._fetched_everywhere(reference, state, skip, folder)
         finally:

@@ -18,6 +18,7 @@ class RestoreFailure(StrEnum):
     OBJECT_MISSING = "ObjectMissing"
     OBJECT_DAMAGED = "ObjectDamaged"
     MANIFEST_DAMAGED = "ManifestDamaged"
+    NEWER_SCHEMA = "NewerSchema"
     MANIFEST_INCONSISTENT = "ManifestInconsistent"
     OTHER_RUN = "OtherRun"
     STRUCTURE_MISMATCH = "StructureMismatch"

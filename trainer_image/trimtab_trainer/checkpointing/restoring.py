@@ -4,7 +4,7 @@ import hashlib
 import pickle
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,16 @@ from typing import TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 from trimtab_contract import keys
-from trimtab_contract.checkpoints import CheckpointManifest, StoredObject, decode_manifest, sha256_hex
+from trimtab_contract.checkpoints import (
+    CheckpointManifest,
+    StoredObject,
+    TensorDescription,
+    decode_manifest,
+    sha256_hex,
+)
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.errors import ContractError, MalformedManifest
+from trimtab_contract.errors import ContractError, MalformedManifest, NewerManifest
 
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader, patiently
@@ -24,6 +30,9 @@ from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, re
 from trimtab_trainer.checkpointing.state import FlatState, describe, empty_on_host, tensors_of
 from trimtab_trainer.errors import RestoreFailed
 from trimtab_trainer.optim import parameter_checksum
+
+SHOWN_TENSORS = 4
+"""Of those that are otherwise than this run's."""
 
 Result = TypeVar("Result")
 
@@ -66,6 +75,7 @@ class Restoration:
         own = f"rank-{self.rank:06d}.json"
         rank_state = reader.whole(own) if own in manifest.objects else None
         if manifest.schema == 1:
+            folder.mkdir(parents=True, exist_ok=True)
             for name, stored in manifest.objects.items():
                 self._fetch_object(f"{prefix}{name}", stored, folder / name, deadline)
             with _told():
@@ -97,6 +107,8 @@ class Restoration:
             raise RestoreFailed(RestoreFailure.MANIFEST_DAMAGED, reference.key, detail)
         try:
             return decode_manifest(body)
+        except NewerManifest as error:
+            raise RestoreFailed(RestoreFailure.NEWER_SCHEMA, reference.key, str(error)) from error
         except MalformedManifest as error:
             raise RestoreFailed(RestoreFailure.MANIFEST_DAMAGED, reference.key, str(error)) from error
 
@@ -148,11 +160,17 @@ def _check_manifest(
 
 
 def _check_structure(manifest: CheckpointManifest, live: FlatState) -> None:
-    own = describe(live)
-    for name in sorted(own.keys() | manifest.tensors.keys()):
-        mine, saved = own.get(name), manifest.tensors.get(name)
-        if mine != saved:
-            raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, name, f"saved is {saved}, this run has {mine}")
+    own, saved = describe(live), manifest.tensors
+    names = [name for name in sorted(own.keys() | saved.keys()) if own.get(name) != saved.get(name)]
+    if names:
+        told = [f"{one}: saved is {_told_tensor(saved, one)}, this run has {_told_tensor(own, one)}" for one in names]
+        more = f"; and {len(names) - SHOWN_TENSORS} more" if len(names) > SHOWN_TENSORS else ""
+        raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, names[0], "; ".join(told[:SHOWN_TENSORS]) + more)
+
+
+def _told_tensor(tensors: Mapping[str, TensorDescription], name: str) -> str:
+    found = tensors.get(name)
+    return "none" if found is None else f"{found.dtype} {list(found.shape)}"
 
 
 def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, flat: FlatState) -> None:

@@ -2,13 +2,11 @@
 
 import platform
 import queue
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import torch
@@ -66,7 +64,6 @@ class SaveJob:
     flat: FlatState
     rank_state: bytes
     layout: ShardLayout
-    folder: Path
     deadline: float
     reference: CheckpointReference | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -132,7 +129,6 @@ class SaveThread(threading.Thread):
             finally:
                 self._room.give_back(job.flat)
                 job.flat = {}
-                shutil.rmtree(job.folder, ignore_errors=True)
                 job.done.set()
 
     def _save(self, job: SaveJob) -> None:
@@ -204,7 +200,7 @@ class SaveThread(threading.Thread):
         try:
             bodies = self._board.wait(self._of_all(job, "objects"), job.deadline + PEER_GRACE_SECONDS)
             shares = _complete([msgspec.json.decode(body, type=_Share) for body in bodies])
-            metadata = job.layout.metadata(job.folder, [share.written for share in shares])
+            metadata = job.layout.metadata([share.written for share in shares])
             objects = {name: stored for share in shares for name, stored in share.objects.items()}
             objects |= self._put(job, METADATA_NAME, metadata)
             body = encode_manifest(self._manifest(job, own, objects))

@@ -1,15 +1,16 @@
-"""Shards in a local folder, written and read with torch.distributed.checkpoint (DCP).
+"""Shards in the form of torch.distributed.checkpoint (DCP), written without any local disk.
 
-DCP detects no damage and unpickles: read only a folder whose every file was verified whole.
+DCP detects no damage and unpickles: read only what was verified.
 """
 
 import base64
 import dataclasses
+import os
 import pickle
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from io import SEEK_CUR, SEEK_END, SEEK_SET, BytesIO, RawIOBase
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BytesIO, IOBase, RawIOBase
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -19,6 +20,7 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import (
     DEFAULT_SUFFIX,
+    FileSystem,
     FileSystemReader,
     FileSystemWriter,
     _StorageInfo,  # pyright: ignore[reportPrivateUsage] the form of `.metadata` that DCP's own reader knows
@@ -60,10 +62,10 @@ class Sink(Protocol):
 class ShardLayout:
     """Which rank writes which tensor: agreed on once, for names, types and shapes do not change during a run."""
 
-    def __init__(self, flat: FlatState, folder: Path, *, rank: int, exchange: Callable[[str], list[str]]) -> None:
+    def __init__(self, flat: FlatState, *, rank: int, exchange: Callable[[str], list[str]]) -> None:
         """Agree with all ranks. `exchange` returns the texts of all ranks in rank order."""
         self._rank = rank
-        writer, planner = _writer(folder), DefaultSavePlanner()
+        writer, planner = _writer(_Memory()), DefaultSavePlanner()
         writer.set_up_storage_writer(rank == 0)
         planner.set_up_planner(flat, writer.storage_meta(), rank == 0)  # pyright: ignore[reportUnknownMemberType] untyped dict
         local = writer.prepare_local_plan(planner.create_local_plan())
@@ -71,7 +73,6 @@ class ShardLayout:
         plans = cast("list[SavePlan]", [_unpacked(text) for text in exchange(_packed(local))])
         plans, self._metadata = planner.create_global_plan(plans)
         self._plan = writer.prepare_global_plan(plans)[rank]
-        folder.rmdir()
 
     @property
     def object_name(self) -> str:
@@ -101,23 +102,22 @@ class ShardLayout:
         length = sink.size - offset
         return WriteResult(item.index, length, _StorageInfo(self.object_name, offset, length))
 
-    def metadata(self, folder: Path, results: list[str]) -> bytes:
+    def metadata(self, results: list[str]) -> bytes:
         """On rank 0: `.metadata`, from what every rank's `write` returned. Raises SaveBroken.
 
-        DCP has reported success for shards that were never written, so the results are counted. `folder` is a place
-        on this machine where DCP may leave a file.
+        DCP has reported success for shards that were never written, so the results are counted.
         """
         written = cast("list[list[WriteResult]]", [_unpacked(text) for text in results])
         found = {result.index.fqn for share in written for result in share}
         missing = self._metadata.state_dict_metadata.keys() - found
         if missing:
             raise SaveBroken(f"no shard holds {', '.join(sorted(missing))}")
-        folder.mkdir(parents=True)
+        memory = _Memory()
         try:
-            _writer(folder).finish(dataclasses.replace(self._metadata), written)
-            return (folder / METADATA_NAME).read_bytes()
-        except (OSError, RuntimeError) as error:
-            raise SaveBroken(f"writing {METADATA_NAME} to {folder} failed: {error}") from error
+            _writer(memory).finish(dataclasses.replace(self._metadata), written)
+            return memory.files[METADATA_NAME]
+        except (KeyError, RuntimeError) as error:
+            raise SaveBroken(f"writing {METADATA_NAME} failed: {error!r}") from error
 
 
 class ShardReading:
@@ -199,10 +199,47 @@ def read_shards(folder: Path, into: FlatState) -> None:
         load(into, storage_reader=FileSystemReader(folder), no_dist=True)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _writer(folder: Path) -> FileSystemWriter:
-    # One thread: with more, DCP has reported success for a save that failed. No fsync: the folder is only a stop on
-    # the way to the object store.
-    return FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, thread_count=1)
+class _Memory(FileSystem):
+    """What DCP takes for a file system: a disk that is full must not stand in a save's way to the object store."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[IOBase]:
+        stream = BytesIO() if "w" in mode else BytesIO(self.files[str(path)])
+        yield stream
+        if "w" in mode:
+            self.files[str(path)] = stream.getvalue()
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return suffix
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        self.files[str(new_path)] = self.files.pop(str(path))
+
+    def init_path(self, path: str | os.PathLike[str]) -> str:
+        return str(path)
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """There are no folders."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return str(path) in self.files
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        del self.files[str(path)]
+
+
+def _writer(memory: _Memory) -> FileSystemWriter:
+    # One thread: with more, DCP has reported success for a save that failed.
+    writer = FileSystemWriter("", single_file_per_rank=True, sync_files=False, thread_count=1)
+    writer.fs = memory
+    return writer
 
 
 def _compact(tensor: Tensor) -> Tensor:
