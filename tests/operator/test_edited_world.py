@@ -1,8 +1,11 @@
 """A world that cannot start as its job is written is made anew when the job is edited, and counts for nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from operator_objects import training_job
+from run_states import checkpoint
 from trimtab_contract.directives import Action, Directive
 from trimtab_operator.adapters.ports import PodView
 from trimtab_operator.commands import Append
@@ -10,7 +13,9 @@ from trimtab_operator.kubernetes_view import pods_of_world
 from trimtab_operator.observation import Limits, Observation, Pods, PodsState
 from trimtab_operator.remediation import advance
 from trimtab_operator.run_state import Attempt, JournalAction, RunPhase, RunState, World
+from trimtab_operator.workload import TrainingJobView, WorkloadDefaults, world_objects
 
+DEFAULTS = WorkloadDefaults(trainer_image="example/default:1", redis_url="redis://redis.trimtab-system:6379")
 NO_IMAGE = "pod demo-1-0 cannot get its image: ImagePullBackOff"
 
 
@@ -73,6 +78,22 @@ def test_its_end_is_no_fault_and_costs_no_restart() -> None:
     assert again is not None
     assert again.draft.action is JournalAction.START_WORLD
     assert (again.draft.after or {})["counted"] is False
+
+
+def test_a_suspended_job_goes_on_as_it_was_edited_from_its_newest_checkpoint_and_costs_no_restart() -> None:
+    """With another number of nodes, too: a checkpoint fits any number of ranks, and data positions know of none."""
+    run = replace(state(RunPhase.WATCHING, live=False, lost_reason="Suspended"), checkpoints=(checkpoint(80),))
+    command = next_command(run, Pods(world=1, state=PodsState.GONE), generation=3)
+    assert command is not None
+    after = command.draft.after or {}
+    assert (command.draft.action, after["counted"]) == (JournalAction.START_WORLD, False)
+    assert after["generation"] == 3
+    assert (after["directive"].world, after["directive"].restore) == (2, checkpoint(80).reference)
+    body = training_job(trainer={"numNodes": 3})
+    body["metadata"] |= {"uid": "u-1", "generation": 3}
+    job = world_objects(TrainingJobView.of(body), DEFAULTS, after["directive"].world, "password").job
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 3
+    assert "--nnodes 3" in job["spec"]["template"]["spec"]["containers"][0]["command"][2]
 
 
 def test_an_image_that_cannot_be_had_is_named_with_its_field() -> None:
