@@ -48,7 +48,8 @@ class TrailReport:
     `intact_until` is the last sequence number up to which the chain is unbroken. `vouched_until` is the newest record
     whose hash is known from outside the journal, 0 when there is none: only up to there is the end of the trail proved.
     `anchored_until` is the one that the JournalAnchor knows. `snapshots` says how many were computed again from the
-    records before them, `other_snapshots` how many another version of the operator wrote.
+    records before them, `other_snapshots` how many another version of the operator wrote. `ended` says that by the
+    JournalAnchor its record is the run's last, for the TrainingJob was deleted.
     """
 
     records: int
@@ -63,6 +64,7 @@ class TrailReport:
     ignored: tuple[int, ...]
     evidence: int
     problems: tuple[str, ...]
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def examine(
         ignored=chain.ignored,
         evidence=len(named_evidence(readable_records(bodies))),
         problems=(*chain.problems, *illegal, *snapshots.problems, *mismatch, *foreign, *disagreement),
+        ended=bool(anchored) and anchor is not None and anchor.ended,
     )
 
 

@@ -220,6 +220,7 @@ def as_json(run: RunId, verified: Verified) -> dict[str, Any]:
         "intactUntil": report.intact_until,
         "vouchedUntil": report.vouched_until,
         "anchoredUntil": report.anchored_until,
+        "ended": report.ended,
         "signature": verified.signature.state,
         "signingKey": verified.signature.key_id,
         "versioning": storage.versioning if storage is not None else Versioning.UNKNOWN,
@@ -263,9 +264,10 @@ def told_end(report: TrailReport) -> str:
     by = "its JournalAnchor" if report.anchored_until == report.vouched_until else "the TrainingJob's status"
     rest = report.head_seq - report.vouched_until
     behind = f"; the {rest} behind it are known to the bucket alone" if rest > 0 else ""
+    last = "; it is the run's last, for its TrainingJob was deleted" if report.ended else ""
     whole = report.intact_until >= report.vouched_until
     before = "and so all before it" if whole else f"but from record {report.intact_until + 1} on the chain is broken"
-    return f"record {report.vouched_until} is vouched for by {by}, outside the bucket, {before}{behind}"
+    return f"record {report.vouched_until} is vouched for by {by}, outside the bucket, {before}{last}{behind}"
 
 
 def told_versions(storage: StorageReport | None) -> str:

@@ -13,6 +13,8 @@ from trimtab_cli.checkpoint_view import checkpoint_rows
 from trimtab_cli.errors import MalformedTrail
 from trimtab_cli.narrative import incident_story, record_line
 from trimtab_cli.trail import examine, named_evidence, read_trail
+from trimtab_cli.trail_verification import told_end
+from trimtab_contract.anchors import Anchor
 from trimtab_contract.journal import record_hash
 from trimtab_operator.incidents import Vitals, Wishes
 
@@ -100,6 +102,22 @@ def test_every_piece_of_evidence_and_every_policy_text_is_named_once() -> None:
     assert set(audit_objects(RUN)) == {key for key, store in by_store.items() if store == "audit"}
     assert sum(store == "checkpoint" for store in by_store.values()) == 3
     assert len(by_store) == len(found)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_anchor_that_has_ended_is_told_as_the_end_of_the_run(ended: bool) -> None:
+    bodies = rollback_trail()
+    seq, last = bodies[-1]
+    report = examine(bodies, None, Anchor(run=str(RUN), seq=seq, hash=record_hash(last), ended=ended), RUN)
+    assert report.ended is ended
+    assert ("it is the run's last, for its TrainingJob was deleted" in told_end(report)) is ended
+
+
+def test_an_ended_anchor_of_another_run_ends_nothing() -> None:
+    bodies = rollback_trail()
+    seq, last = bodies[-1]
+    elsewhere = Anchor(run=f"{RUN}-2", seq=seq, hash=record_hash(last), ended=True)
+    assert not examine(bodies, None, elsewhere, RUN).ended
 
 
 def test_the_story_of_an_incident_tells_rule_numbers_target_skip_and_outcome() -> None:
