@@ -1,7 +1,7 @@
 """Directive (operator to trainer) and Ack (trainer to operator), and their JSON form."""
 
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -147,6 +147,10 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     evidence: EvidenceReference | None = None
     recent: tuple[CheckpointReference, ...] = ()
     checkpoints_behind: str = ""
+
+
+VERIFIED_BY_SELF: Final = "self"
+"""`by` of a Verified where the one node there is has read back what it saved itself: its word counts only there."""
 
 
 class Reason(StrEnum):

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.directives import VERIFIED_BY_SELF, CheckpointReference
 from trimtab_contract.journal import Evidence
 
 from trimtab_operator.commands import Append, Command, Draft
@@ -198,15 +198,26 @@ def _judge_claim(state: RunState, claim: CheckpointClaim) -> Command:
 def _verification(state: RunState, observation: Observation) -> Command | None:
     for reference, host in observation.acks.verified:
         known = state.checkpoint(reference.key)
-        if known is not None and known.reference == reference and known.state is CheckpointState.COMMITTED:
-            return _checkpoint_record(
-                state, JournalAction.VERIFIED, reference, known.attempt, f"read back and hashed whole by {host}"
-            )
+        if known is None or known.reference != reference or known.state is not CheckpointState.COMMITTED:
+            continue
+        why = _read_back_by(host, observation)
+        if why:
+            return _checkpoint_record(state, JournalAction.VERIFIED, reference, known.attempt, why)
     for reference, why in observation.acks.verify_failed:
         known = state.checkpoint(reference.key)
         if known is not None and known.reference == reference and known.state in RESTORABLE:
             return quarantine(state, reference, why)
     return None
+
+
+def _read_back_by(host: str, observation: Observation) -> str:
+    """Whose word it is that a checkpoint can be read; empty where it counts for nothing."""
+    if host != VERIFIED_BY_SELF:
+        return f"read back and hashed whole by {host}"
+    latest = observation.acks.latest
+    if latest is not None and len(set(latest.hosts)) > 1:
+        return ""  # of several nodes one reads what another saved
+    return "read back and hashed whole by self, the one node there is"
 
 
 def _abandon(state: RunState) -> Command | None:

@@ -9,7 +9,7 @@ from collections import deque
 import msgspec
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import CheckpointManifest, StoredObject, decode_manifest, sha256_hex
-from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.directives import VERIFIED_BY_SELF, CheckpointReference
 from trimtab_contract.errors import MalformedManifest
 
 from trimtab_trainer.adapters.s3 import ObjectStore
@@ -83,7 +83,7 @@ class VerificationThread(threading.Thread):
         self._board.forget([*spent, f"{prefix}outcome"])
 
     def _verdict(self, reference: CheckpointReference, findings: list[_Finding]) -> CheckpointEvent:
-        by = "self" if self._alone else ",".join(sorted({finding.host for finding in findings}))
+        by = VERIFIED_BY_SELF if self._alone else ",".join(sorted({finding.host for finding in findings}))
         for finding in findings:
             if finding.object_name:
                 return VerifyFailed(reference, by, finding.object_name, finding.detail)
