@@ -1,7 +1,7 @@
 """Looks at everything a decision may depend on and makes one frozen Observation of it; changes nothing of the run."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -127,9 +127,9 @@ class Observer:
         cluster: Cluster,
         journal: JournalStore,
         stores: CheckpointStores,
-        watches: Callable[[str], bool] = lambda _namespace: True,
+        sources: SourceReader | None = None,
     ) -> None:
-        """`watches` tells the namespaces whose objects the operator may read."""
+        """`sources` reads what other runs have left; by itself it may look into every namespace."""
         self.store: CheckpointStore | None = None
         self._run = run
         self._cluster = cluster
@@ -138,7 +138,7 @@ class Observer:
         self._rejections = Rejections(run)
         self._opened: tuple[object, ...] = ()
         self._freezer = EvidenceFreezer(run, journal)
-        self._sources = SourceReader(cluster, journal, watches)
+        self._sources = sources or SourceReader(cluster, journal)
         self._probe: tuple[int, ProbeEvidence, tuple[Evidence, ...]] | None = None
         self._suspect: tuple[tuple[int, Diagnose], ProbeEvidence, tuple[Evidence, ...]] | None = None
 

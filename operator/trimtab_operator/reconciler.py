@@ -52,6 +52,7 @@ from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
 from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
 from trimtab_operator.signatures import AnchorSigner
+from trimtab_operator.source_reader import SourceReader
 from trimtab_operator.status import Situation
 from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
@@ -115,7 +116,8 @@ class RunReconciler:
         self._judge = Judge()
         self._rejections = Rejections(run)
         self._feed = RecordFeed(ports.bus, run, self._rejections)
-        self._observer = Observer(run, ports.cluster, ports.journal, ports.stores, ports.watches)
+        sources = SourceReader(ports.cluster, ports.journal, ports.watches, ports.signer)
+        self._observer = Observer(run, ports.cluster, ports.journal, ports.stores, sources)
         self._reporter = Reporter(ports.cluster)
         self._untold: list[JournalRecord] = []
         self._acks: Acks = Acks()

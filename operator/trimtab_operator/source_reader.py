@@ -19,6 +19,7 @@ from trimtab_operator.claims import look_at
 from trimtab_operator.errors import JournalBroken, NotFound, SourceRefused, StoreRefused
 from trimtab_operator.journal import read_run
 from trimtab_operator.run_state import CheckpointState, RunState, Source
+from trimtab_operator.signatures import AnchorSigner
 from trimtab_operator.sources import Wanted, continued_skip, journaled_checkpoint, named_reference
 
 
@@ -32,11 +33,12 @@ class FoundSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceReader:
-    """`watches` tells the namespaces whose objects may be read."""
+    """`watches` tells the namespaces whose objects may be read; `signer` checks the anchors that are signed."""
 
     cluster: Cluster
     journal: JournalStore
-    watches: Callable[[str], bool]
+    watches: Callable[[str], bool] = lambda _namespace: True
+    signer: AnchorSigner | None = None
 
     async def find(self, wanted: Wanted, store: CheckpointStore) -> FoundSource:
         """The checkpoint that `spec.resumeFrom` names, sound as far as can be told without reading it whole.
@@ -83,7 +85,7 @@ class SourceReader:
         try:
             vouchers = ()
             if self.watches(wanted.run.namespace):
-                vouchers = await AnchorKeeper(self.cluster, wanted.run, None).vouchers()
+                vouchers = await AnchorKeeper(self.cluster, wanted.run, self.signer).vouchers()
             state = await read_run(self.journal, wanted.run, vouchers)
         except JournalBroken as error:
             if wanted.sha256 is not None:

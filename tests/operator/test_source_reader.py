@@ -63,7 +63,7 @@ class Older:
         return self.stores.open(f"s3://{self.bucket}/team", self.server.endpoint, secret)
 
     async def find(self, sha256: str | None = None, *, step: int = STEP, who: Credentials = ADMIN) -> FoundSource:
-        reader = SourceReader(cast("Cluster", self.anchors), self.journal, lambda _namespace: True)
+        reader = SourceReader(cast("Cluster", self.anchors), self.journal)
         return await reader.find(Wanted(self.trainer.run, step, sha256), self.store(who))
 
     async def wrote(self, *drafts: Draft) -> RunJournal:
