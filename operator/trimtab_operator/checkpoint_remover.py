@@ -1,4 +1,5 @@
-"""Deletes the data of checkpoints that the journal says are being deleted, beside all reconciling.
+"""Deletes the data of checkpoints that the journal says are being deleted, and finds what saves left that never ended,
+beside all reconciling.
 
 One checkpoint at a time, one Lease duration after its intent was first seen, so that whoever led when it was written
 has stopped acting. Every step may be repeated, by this operator or the next: what is gone stays gone, and what is left
@@ -9,23 +10,29 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from zlib import crc32
 
 import structlog
 from trimtab_contract.checkpoints import decode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.errors import ContractError, NewerManifest
 from trimtab_contract.journal import parse_record
-from trimtab_contract.keys import MANIFEST_NAME, RunId, manifest_identity
+from trimtab_contract.keys import MANIFEST_NAME, RunId, checkpoints_prefix, manifest_identity
 
-from trimtab_operator.adapters.ports import CheckpointStore, JournalStore, Lease
+from trimtab_operator.adapters.ports import CheckpointStore, JournalStore, Lease, Upload
 from trimtab_operator.deletion import being_deleted, may_go
-from trimtab_operator.errors import NotFound, ObjectTooLarge, OperatorError
-from trimtab_operator.observation import Removal
-from trimtab_operator.run_state import Checkpoint, RunState
+from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, OperatorError, StoreRefused
+from trimtab_operator.leftovers import NO_MANIFEST, find_leftovers
+from trimtab_operator.observation import Leftover, Removal
+from trimtab_operator.run_state import Checkpoint, RunPhase, RunState
 from trimtab_operator.tasks import end_tasks
 
 OBJECTS_AT_ONCE = 64
 """After so many deletions it is asked again whether this operator still leads."""
+SEARCH_SECONDS = 6 * 3600.0
+"""Between two looks for what saves left that never ended; a look is one listing."""
+SEARCH_SPREAD_SECONDS = 3600
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 10.0, 600.0
 SHOWN_FILES = 3
 
@@ -60,14 +67,32 @@ async def remove_checkpoint(
         more = f" and {len(foreign) - SHOWN_FILES} more" if len(foreign) > SHOWN_FILES else ""
         why = f"not deleted, for files that are not the checkpoint's lie there: {listed}{more}"
         return Removal(key=reference.key, deleted=False, message=why)
+    if reference.sha256 == NO_MANIFEST and reference.key in found:
+        return Removal(key=reference.key, deleted=False, message="not deleted, for its save has ended after all")
+    uploads = await store.uploads(prefix)
     manifest = [key for key in found if key == reference.key]
     rest = [key for key in found if key != reference.key]
     for keys in (manifest, *(rest[at : at + OBJECTS_AT_ONCE] for at in range(0, len(rest), OBJECTS_AT_ONCE))):
         if not may_act():
             return None
         await store.delete(keys)
+    if not may_act():
+        return None
+    parts = await _aborted(store, reference, uploads) if uploads else ""
     size = sum(found.values())
-    return Removal(key=reference.key, deleted=True, message=f"{len(found)} objects, {size} bytes are gone")
+    return Removal(key=reference.key, deleted=True, message=f"{len(found)} objects, {size} bytes{parts} are gone")
+
+
+async def _aborted(store: CheckpointStore, reference: CheckpointReference, uploads: tuple[Upload, ...]) -> str:
+    """Give uploads up; what became of them, as a part of a sentence. A right to do so is no condition of retention."""
+    try:
+        await store.abort(uploads)
+    except CredentialsRefused:
+        raise
+    except StoreRefused as error:
+        log.warning("unfinished uploads stay", key=reference.key, uploads=len(uploads), error=str(error))
+        return f" (but {len(uploads)} unfinished uploads, which the credentials may not abort)"
+    return f", {len(uploads)} unfinished uploads"
 
 
 async def _own_names(store: CheckpointStore, reference: CheckpointReference) -> frozenset[str]:
@@ -89,9 +114,21 @@ async def _own_names(store: CheckpointStore, reference: CheckpointReference) -> 
 class CheckpointRemover:
     """One run's remover. `wake` is called when something became of a deletion."""
 
-    def __init__(self, run: RunId, journal: JournalStore, lease: Lease, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run: RunId,
+        journal: JournalStore,
+        lease: Lease,
+        wake: Callable[[], None],
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`clock` is the one on the wall, which the ages of objects are told by. Sends nothing."""
         self.trouble = ""
         """Why data that are to go are still there, while S3 refuses."""
+        self.leftovers: tuple[Leftover, ...] = ()
+        """What saves left that never ended, as it was found last."""
+        self._clock = clock
+        self._search_at: float | None = None
         self._run, self._journal, self._lease, self._wake = run, journal, lease, wake
         self._seen: dict[str, float] = {}
         self._removals: dict[str, Removal] = {}
@@ -115,13 +152,38 @@ class CheckpointRemover:
         if not deleting:
             self.trouble = ""
         waiting = [one for key, one in deleting.items() if key not in self._removals and may_go(state, one)]
-        if store is None or not waiting or self._busy():
+        if store is None or self._busy():
+            return float("inf")
+        if not waiting:
+            self._attend_search(now, state, store)
             return float("inf")
         due = max(self._not_before, self._seen[waiting[0].reference.key] + self._lease.duration_seconds)
         if now < due:
             return due
         self._task = asyncio.create_task(self._remove(store, waiting[0], state.seq, state.epoch))
         return float("inf")
+
+    def _attend_search(self, now: float, state: RunState, store: CheckpointStore) -> None:
+        """Look for leftovers now and then, while the run trains: only then anything of them is deleted."""
+        if state.phase is not RunPhase.WATCHING:
+            return
+        if self._search_at is None:
+            # Not all runs at once behind a new operator's start.
+            self._search_at = now + crc32(str(self._run).encode()) % SEARCH_SPREAD_SECONDS
+        if now >= self._search_at:
+            self._search_at = now + SEARCH_SECONDS
+            self._task = asyncio.create_task(self._search(store, state))
+
+    async def _search(self, store: CheckpointStore, state: RunState) -> None:
+        folder = checkpoints_prefix(store.root, self._run)
+        try:
+            objects, uploads = await store.times(folder), await store.uploads(folder)
+            self.leftovers = find_leftovers(state, store.root, self._run, objects, uploads, self._clock())
+        except OperatorError as error:
+            log.warning("leftovers of saves not looked for", run=str(self._run), error=str(error))
+        except Exception:
+            log.exception("defect", run=str(self._run), key=folder)
+        self._wake()
 
     async def close(self) -> None:
         """End what is under way; the next operator goes on with it."""
@@ -145,6 +207,7 @@ class CheckpointRemover:
             self._failures, self.trouble = 0, ""
             if removal is not None:
                 self._removals[removal.key] = removal
+                self.leftovers = tuple(one for one in self.leftovers if one.reference.key != removal.key)
         self._wake()
 
     async def _another_leads(self, seq: int, epoch: int) -> bool:

@@ -1,4 +1,5 @@
-"""Deleting the checkpoints that nothing needs: the intent first, and the result when the data are gone. Pure.
+"""Deleting the checkpoints that nothing needs, and what saves left that never ended: the intent first, and the result
+when the data are gone. Pure.
 
 Nothing waits for a deletion, and nothing that was decided before it or will be can want what it takes: while a rule
 fires or an incident is open none begins, and what is being deleted is out of every choice for good.
@@ -11,6 +12,7 @@ from trimtab_operator.observation import Observation
 from trimtab_operator.retention import review
 from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
 
+LEFT_BEHIND = "no checkpoint: its save never ended, and no manifest was written"
 WHY = "nothing keeps it: neither checkpoint.keepLast and keepEvery, nor what a rollback may go back to"
 
 
@@ -40,9 +42,33 @@ def removed(state: RunState, observation: Observation) -> Command | None:
 
 
 def _intend(state: RunState, observation: Observation) -> Command | None:
-    settings = observation.limits.retention
     calm = state.phase is RunPhase.WATCHING and state.incident is None and observation.firing is None
-    if settings is None or not calm or being_deleted(state):
+    if not calm or being_deleted(state):
+        return None
+    return _retire(state, observation) or _clear_away(state, observation)
+
+
+def _clear_away(state: RunState, observation: Observation) -> Command | None:
+    """The intent to delete what a save that never ended left: in all but its reason like that of a checkpoint."""
+    for leftover in observation.leftovers:
+        if state.knows(leftover.reference.key):
+            continue
+        why = f"{LEFT_BEHIND}; nothing was written there since {leftover.since}"
+        return Append(
+            Draft(
+                action=JournalAction.DELETING,
+                phase=Phase.INTENT,
+                id=f"checkpoint/{leftover.reference.key}/{JournalAction.DELETING}",
+                reason={"message": why},
+                after={"checkpoint": leftover.reference, "attempt": leftover.attempt, "why": why},
+            )
+        )
+    return None
+
+
+def _retire(state: RunState, observation: Observation) -> Command | None:
+    settings = observation.limits.retention
+    if settings is None:
         return None
     for fate in review(state, settings, observation.judged_step):
         if not fate.kept:

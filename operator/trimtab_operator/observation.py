@@ -248,6 +248,18 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What a save that never ended left under a prefix; `reference` names the manifest that was never written.
+
+    `since` is when it was last written to.
+    """
+
+    reference: CheckpointReference
+    attempt: int
+    since: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSettings:
     """What a TrainingJob and the policies in force ask to be kept, in steps.
 
@@ -334,4 +346,6 @@ class Observation:
     notices: tuple[NoticeOutcome, ...] = ()
     """What became of notices that were handed over to be sent."""
     removals: tuple[Removal, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    """Of saves that are known to be over, oldest step first."""
     """What became of the data of checkpoints that are being deleted."""

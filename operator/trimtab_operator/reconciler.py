@@ -377,8 +377,8 @@ class RunReconciler:
             )
             oversight = self._ports.oversight
             held, outcomes = oversight.held(), oversight.outcomes(self.run, self.state)
-            removals = self._remover.removals(self.state)
-            seen = replace(observation, automation_held=held, notices=outcomes, removals=removals)
+            removals, left = self._remover.removals(self.state), self._remover.leftovers
+            seen = replace(observation, automation_held=held, notices=outcomes, removals=removals, leftovers=left)
             command = advance(self.state, seen)
             if command is None:
                 oversight.tell(self.run, self.state, observation.now)

@@ -5,6 +5,7 @@ The state machine, the journal and the removal are the real ones; trainer and bu
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from played_trainer import RUN, Scenario
@@ -15,6 +16,7 @@ from scripted_world import ScriptedRun
 from trimtab_contract.directives import CheckpointReference, Directive
 from trimtab_contract.journal import Phase
 from trimtab_contract.keys import MANIFEST_NAME
+from trimtab_operator.adapters.ports import Upload
 from trimtab_operator.checkpoint_remover import remove_checkpoint
 from trimtab_operator.commands import Command
 from trimtab_operator.deletion import being_deleted, may_go
@@ -85,6 +87,15 @@ class PlayedBucket:
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._run.delete(key)
+
+    async def times(self, prefix: str) -> Mapping[str, datetime]:
+        raise AssertionError("unused")
+
+    async def uploads(self, prefix: str) -> tuple[Upload, ...]:
+        return ()
+
+    async def abort(self, uploads: Sequence[Upload]) -> None:
+        assert not uploads
 
 
 class KeepingOperator(ScriptedOperator):

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar, cast
@@ -24,6 +25,7 @@ from botocore.exceptions import (
 from trimtab_contract.store_answers import StoreAnswer, advice, region_of, store_answer
 from urllib3.exceptions import HTTPError
 
+from trimtab_operator.adapters.ports import Upload
 from trimtab_operator.errors import (
     CredentialsRefused,
     NotFound,
@@ -124,6 +126,43 @@ class Bucket:
         async for page in self._pages(prefix, StartAfter=after):
             found.update((item["Key"], item["Size"]) for item in page.get("Contents", ()))
         return found
+
+    async def times(self, prefix: str) -> dict[str, datetime]:
+        """When every object whose key begins with `prefix` was last written, in key order."""
+        found: dict[str, datetime] = {}
+        async for page in self._pages(prefix):
+            found.update((item["Key"], item["LastModified"]) for item in page.get("Contents", ()))
+        return found
+
+    async def uploads(self, prefix: str) -> tuple[Upload, ...]:
+        """The uploads in parts below a prefix, in key order."""
+        found: list[Upload] = []
+        arguments: dict[str, Any] = {"Bucket": self.name, "Prefix": prefix}
+        while True:
+            page = await self._read(
+                "ListMultipartUploads",
+                prefix,
+                lambda client: client.list_multipart_uploads(**arguments),  # noqa: B023 called before the next round
+            )
+            items = page.get("Uploads", ())
+            found += [Upload(item["Key"], item["UploadId"], item["Initiated"]) for item in items]
+            if not page.get("IsTruncated") or not items:
+                return tuple(one for one in found if one.key.startswith(prefix))
+            last = items[-1]
+            arguments |= {
+                "KeyMarker": page.get("NextKeyMarker") or last["Key"],
+                "UploadIdMarker": page.get("NextUploadIdMarker") or last["UploadId"],
+            }
+
+    async def abort(self, upload: Upload) -> None:
+        """Give an upload in parts up; one that is not there any more is fine."""
+        arguments = {"Bucket": self.name, "Key": upload.key, "UploadId": upload.id}
+        try:
+            await self._in_thread(
+                "AbortMultipartUpload", upload.key, lambda client: client.abort_multipart_upload(**arguments)
+            )
+        except NotFound:
+            return
 
     async def folders(self, prefix: str) -> tuple[str, ...]:
         """The prefixes one `/` below `prefix`."""

@@ -7,6 +7,7 @@ same call is always safe.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -66,6 +67,15 @@ class JournalStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload in parts that was neither completed nor aborted."""
+
+    key: str
+    id: str
+    begun: datetime
+
+
 class CheckpointStore(Protocol):
     """One job's checkpoint bucket, reached with that job's credentials. Keys are those of `trimtab_contract.keys`."""
 
@@ -88,6 +98,18 @@ class CheckpointStore(Protocol):
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete these objects, a bounded number of them at once; those that do not exist are fine."""
+        ...
+
+    async def times(self, prefix: str) -> Mapping[str, datetime]:
+        """When every object whose key begins with `prefix` was last written, in key order."""
+        ...
+
+    async def uploads(self, prefix: str) -> tuple[Upload, ...]:
+        """The uploads in parts below `prefix`; none where the credentials may not list them."""
+        ...
+
+    async def abort(self, uploads: Sequence[Upload]) -> None:
+        """Give these uploads up and free what was stored of them; those that do not exist any more are fine."""
         ...
 
 

@@ -5,6 +5,7 @@ import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from trimtab_operator.adapters.bucket import (
     WriteRace,
     shown_endpoint,
 )
-from trimtab_operator.adapters.ports import MAX_OBJECT_BYTES, Appended
+from trimtab_operator.adapters.ports import MAX_OBJECT_BYTES, Appended, Upload
 from trimtab_operator.errors import (
     AuditStoreUnfit,
     Conflict,
@@ -210,6 +211,24 @@ class S3CheckpointStore:
     async def delete(self, keys: Sequence[str]) -> None:
         """See `CheckpointStore.delete`."""
         await _gather(keys, self._bucket.delete)
+
+    async def times(self, prefix: str) -> Mapping[str, datetime]:
+        """See `CheckpointStore.times`."""
+        return await self._bucket.times(prefix)
+
+    async def uploads(self, prefix: str) -> tuple[Upload, ...]:
+        """See `CheckpointStore.uploads`."""
+        try:
+            return await self._bucket.uploads(prefix)
+        except CredentialsRefused:
+            raise
+        except StoreRefused:
+            # A right of its own, which only tidying up needs: deleting checkpoints must not wait for it.
+            return ()
+
+    async def abort(self, uploads: Sequence[Upload]) -> None:
+        """See `CheckpointStore.abort`."""
+        await _gather(uploads, self._bucket.abort)
 
 
 class S3CheckpointStores:
