@@ -22,6 +22,7 @@ PARTS = (
     "permutation",
     "max_logits",
     "compute",
+    "optimizer",
 )
 """In the order of the report."""
 
