@@ -217,11 +217,13 @@ def test_a_checkpoint_loaded_into_another_model_than_the_one_that_trains_is_refu
     assert "has losses" in told.detail
 
 
-def test_an_order_of_batches_that_has_shifted_is_refused(
+def test_another_order_of_batches_is_the_configurations_fault_and_not_the_checkpoints(
     runtime: Runtime, saved: CheckpointReference, tmp_path: Path
 ) -> None:
     runtime.data = windows(tmp_path / "data.bin", order=Order.SHUFFLED, seed=1)
-    assert "order" in refused(runtime, saved).detail
+    told = refused(runtime, saved)
+    assert told.reason == Reason.CONFIG_MISMATCH
+    assert "order" in told.detail
 
 
 def test_windows_that_are_read_from_another_place_are_refused(runtime: Runtime, saved: CheckpointReference) -> None:
