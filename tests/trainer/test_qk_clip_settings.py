@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from trimtab_trainer.config import read_config
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.optim import MuonClip, MuonClipConfig, ThresholdPoint
@@ -80,7 +81,7 @@ def test_observing_reports_the_factors_and_changes_nothing() -> None:
     assert left == [[1.0, 1.0], [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("off", [{"qk_clip_mode": "off"}, {"qk_clip_threshold": None}])
+@pytest.mark.parametrize("off", [{"qk_clip_mode": "disabled"}, {"qk_clip_threshold": None}])
 def test_switched_off_it_neither_reports_nor_changes(off: dict[str, object]) -> None:
     config = replace(STILL, **off)  # pyright: ignore[reportArgumentType]
     left, gamma = clipped(config)
@@ -107,6 +108,12 @@ def test_the_schedule_follows_the_updates_and_the_gate_is_the_lowest_threshold_o
     assert optimizer.step(LOGITS).qk_clip_gamma.tolist() == [[0.5, 1.0], [1.0, 1.0]]
 
 
+@pytest.mark.parametrize("mode", ["clip", "observe", "disabled"])
+def test_a_mode_is_written_in_yaml_as_it_is(mode: str) -> None:
+    text = f"{{data: {{path: corpus.bin}}, steps: 100, globalBatch: 4, optimizer: {{qkClipMode: {mode}}}}}"
+    assert read_config(text).optimizer.qk_clip_mode == mode
+
+
 def test_points_of_a_schedule_must_rise() -> None:
     with pytest.raises(InvalidFields, match="qk_clip_schedule: the updates of its points must rise"):
         replace(STILL, qk_clip_schedule=(ThresholdPoint(update=5, factor=1.0), ThresholdPoint(update=5, factor=2.0)))
@@ -115,9 +122,9 @@ def test_points_of_a_schedule_must_rise() -> None:
 def test_heads_that_are_normalised_after_their_projection_are_refused_with_the_reason_unless_it_is_off() -> None:
     model = Model()
     layers = [replace(layer, normalised=True) for layer in model.layers()]
-    with pytest.raises(InvalidFields, match=r"qk_clip_mode: must be off: layer 0 normalises .* changes no logit"):
+    with pytest.raises(InvalidFields, match=r"qk_clip_mode: must be disabled: layer 0 normalises .* changes no logit"):
         MuonClip(model.parameters.items(), layers, STILL)
-    MuonClip(model.parameters.items(), layers, replace(STILL, qk_clip_mode="off"))
+    MuonClip(model.parameters.items(), layers, replace(STILL, qk_clip_mode="disabled"))
 
 
 def test_everything_that_does_not_fit_the_attention_is_named_at_once() -> None:

@@ -219,12 +219,11 @@ class TrainerConfig:
         )
 
     def _qk_clip_problem(self) -> str | None:
-        threshold = self.optimizer.qk_clip_threshold
-        if threshold is None or not self.model.attention.qk_norm:
+        if self.optimizer.qk_clip_off or not self.model.attention.qk_norm:
             return None
         return (
-            f"optimizer.qk_clip_threshold: {threshold} must be null with model.attention.qkNorm: "
-            "the norm undoes whatever QK-Clip does to the weights before it"
+            f"optimizer.qk_clip_threshold: {self.optimizer.qk_clip_threshold} must be null or qkClipMode disabled with "
+            "model.attention.qkNorm: the norm undoes whatever QK-Clip does to the weights before it"
         )
 
     def _schedule_problems(self) -> tuple[str, ...]:

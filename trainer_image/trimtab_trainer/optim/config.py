@@ -10,7 +10,7 @@ from trimtab_trainer.fields import at_least, positive, raise_if_any, within
 Optimizer = Literal["muon", "adamw"]
 CoefficientSet = Literal["quintic", "tuned_quintic", "polar_express", "deepseek_v4", "cubic"]
 ComputeType = Literal["bfloat16", "float32", "float64"]
-QkClipMode = Literal["on", "observe", "off"]
+QkClipMode = Literal["clip", "observe", "disabled"]
 GroupedQueryRule = Literal["query", "group", "roots", "balanced"]
 
 
@@ -114,8 +114,8 @@ class MuonClipConfig:
     qk_clip_threshold: float | None = 100.0
     """Largest logit a head may have before its query and key weights shrink; None turns QK-Clip off."""
 
-    qk_clip_mode: QkClipMode = "on"
-    """`observe` reports the factors and changes nothing."""
+    qk_clip_mode: QkClipMode = "clip"
+    """`observe` reports the factors and changes nothing. (Not `on` and `off`, which YAML takes for true and false.)"""
 
     qk_clip_layer_thresholds: tuple[float, ...] = ()
     """A threshold for every layer, in place of the one for all."""
@@ -149,7 +149,7 @@ class MuonClipConfig:
     @property
     def qk_clip_off(self) -> bool:
         """Whether no factor is ever computed."""
-        return self.qk_clip_mode == "off" or self.qk_clip_threshold is None
+        return self.qk_clip_mode == "disabled" or self.qk_clip_threshold is None
 
     def thresholds(self, update: int, layers: int) -> tuple[float, ...]:
         """QK-Clip's threshold of each layer in an update, counted from 1; infinities where it is off."""

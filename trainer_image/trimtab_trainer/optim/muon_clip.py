@@ -199,8 +199,8 @@ def _attention_problems(
     for index, layer in enumerate(layers):
         if layer.normalised:
             yield (
-                f"qk_clip_mode: must be off: layer {index} normalises the query and key of each head, so that scaling "
-                "their weights changes no logit"
+                f"qk_clip_mode: must be disabled: layer {index} normalises the query and key of each head, so that "
+                "scaling their weights changes no logit"
             )
         rule = config.qk_clip_grouped_query
         if layer.kind == "groupedQuery" and rule != "query" and not layer.of(LogitPart.SHARED_KEY):
