@@ -10,8 +10,7 @@ from torch import Tensor
 from trimtab_trainer.config import read_config
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.head_parameters import LogitPart
-from trimtab_trainer.model import AttentionConfig, Transformer, TransformerConfig
-from trimtab_trainer.model.max_logits import Logits
+from trimtab_trainer.model import AttentionConfig, Transformer, TransformerConfig, attention
 from trimtab_trainer.model.self_attention import LatentAttention
 from trimtab_trainer.optim.muonclip_reference import largest_logits
 
@@ -207,23 +206,23 @@ def test_checkpointed_activations_change_no_bit_and_repeat_no_measurement(
     for checkpointing in (False, True):
         config = replace(changed(KINDS[kind], window=7, sinks=True), activation_checkpointing=checkpointing)
         model = built(config)
-        monkeypatch.setattr("trimtab_trainer.model.max_logits.Logits.maxima", counting(measured, str(checkpointing)))
+        monkeypatch.setattr(attention, "gated_max_logit", counting(measured, str(checkpointing)))
         output = model(windows[:, :-1], windows[:, 1:], exact=True)
         output.loss.backward()
         monkeypatch.undo()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         results.append((output.loss.detach(), output.attention.max_logit, gradients))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
-    assert measured.count("True") == measured.count("False") == 2
+    assert measured.count("True") == measured.count("False") > 0
 
 
 def counting(seen: list[str], name: str) -> Any:
     """The real measurement, which notes that it was made."""
-    real = Logits.maxima
+    real = attention.gated_max_logit
 
-    def measure(self: Logits, heads: Tensor | None = None) -> Tensor:
+    def measure(*arguments: Any, **settings: Any) -> tuple[Tensor, Tensor]:
         seen.append(name)
-        return real(self, heads)
+        return real(*arguments, **settings)
 
     return measure
 

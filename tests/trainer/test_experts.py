@@ -161,7 +161,7 @@ def test_checkpointed_activations_change_no_bit_of_a_mixture() -> None:
 
 
 def optimizer_of(model: Transformer) -> MuonClip:
-    return MuonClip(model.named_parameters(), model.query_key_parameters(), MuonClipConfig())
+    return MuonClip(model.named_parameters(), model.attention_heads(), MuonClipConfig())
 
 
 def test_routers_go_to_adamw_and_every_matrix_of_an_expert_to_muon() -> None:

@@ -148,8 +148,9 @@ def test_maxima_and_output_are_those_of_the_whole_matrix(
 ) -> None:
     inputs, visibility = Inputs.drawn(key_heads=key_heads, sink=sink), MASKS[mask]()
     expected = full_matrix(inputs, visibility)
-    for fraction in (0.0, 0.1, 1.0):
+    for fraction, together in ((0.0, 32), (0.1, 0), (1.0, 0), (1.0, 999)):
         monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
+        monkeypatch.setattr(max_logits, "ROWS_TOGETHER", together)
         check_maxima(causal_attention, inputs, visibility, expected)
 
 

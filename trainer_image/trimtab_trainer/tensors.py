@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from torch.utils.hooks import RemovableHandle
 
 Result = TypeVar("Result")
@@ -75,11 +75,8 @@ def checkpointed(
 
     `contexts` makes what surrounds the first call and the second one. Random numbers of PyTorch's own are not repeated.
     """
-    return cast(
-        "Result",
-        checkpoint(  # pyright: ignore[reportUnknownMemberType]
-            function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
-        ),
+    return checkpoint(  # pyright: ignore[reportUnknownMemberType]
+        function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
     )
 
 

@@ -29,7 +29,6 @@ from trimtab_trainer.model.kernels import (
 from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
 from trimtab_trainer.model.max_logits import Logits
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
-from trimtab_trainer.tensors import integers, true_indices
 
 GATE_MARGIN: Final = 1e-4
 """A bfloat16 log-sum-exp can lie just below the true maximum, so the gate opens a little early."""
@@ -93,7 +92,8 @@ def causal_attention(
         if not exact or known.all():
             return AttentionResult(output, max_logit, known)
         # What the gate found stays: a step that is looked at closely must clip by the same numbers as any other.
-        return _all_exact(output, torch.where(known, max_logit, logits.maxima()))
+        every, _ = gated_max_logit(logits, log_sum_exp, -math.inf, has_sink=sink is not None)
+        return _all_exact(output, torch.where(known, max_logit, every))
 
 
 @contextmanager
@@ -210,15 +210,15 @@ def gated_max_logit(
     candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower, is_open)
     wide = _has_many(candidates)
     if wide.any():
-        _raise_to_attained(lower, logits, log_sum_exp, wide)
+        lower = torch.maximum(lower, _attained(logits, log_sum_exp, wide))
         candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower, is_open)
         wide = _has_many(candidates)
     max_logit = torch.where(is_open, -math.inf, bound)
     if wide.any():
         heads = wide.nonzero().squeeze(-1)
         max_logit[heads] = logits.maxima(heads)
-    _raise_to_row_maxima(max_logit, logits, candidates & ~wide[None, :, None])
-    return max_logit, is_open
+    of_rows = logits.maxima_of_rows(candidates & ~wide[None, :, None])
+    return torch.maximum(max_logit, of_rows), is_open
 
 
 def _lower_bound(log_sum_exp: Tensor, visible: Tensor) -> Tensor:
@@ -237,20 +237,12 @@ def _has_many(rows: Tensor) -> Tensor:
     return rows.sum((0, 2)) > FULL_PRODUCT_FRACTION * rows.shape[0] * rows.shape[2]
 
 
-def _raise_to_attained(lower: Tensor, logits: Logits, log_sum_exp: Tensor, heads: Tensor) -> None:
-    """Raise the lower bounds of `heads` in place to the largest logit of the row with the largest log-sum-exp."""
-    tokens = log_sum_exp.shape[-1]
-    for head in integers(heads.nonzero().squeeze(-1)):
-        batch, row = divmod(int(log_sum_exp[:, head].argmax()), tokens)
-        attained = logits.of_rows(batch, head, torch.tensor([row], device=lower.device))
-        lower[head] = torch.maximum(lower[head], attained.to(lower.dtype))
-
-
-def _raise_to_row_maxima(max_logit: Tensor, logits: Logits, rows: Tensor) -> None:
-    """Raise `max_logit` [heads] in place to the largest logit of the marked `rows`."""
-    for batch, head in true_indices(rows.any(-1)):
-        found = logits.of_rows(batch, head, rows[batch, head].nonzero().squeeze(-1))
-        max_logit[head] = torch.maximum(max_logit[head], found)
+def _attained(logits: Logits, log_sum_exp: Tensor, heads: Tensor) -> Tensor:
+    """The largest logit [heads] in the row with the largest log-sum-exp; minus infinity for other heads."""
+    flat = log_sum_exp.transpose(0, 1).flatten(1)
+    best = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, flat.argmax(1, keepdim=True), heads[:, None])
+    marked = best.unflatten(1, (log_sum_exp.shape[0], -1)).transpose(0, 1)
+    return logits.maxima_of_rows(marked).to(log_sum_exp.dtype)
 
 
 def _all_exact(output: Tensor, max_logit: Tensor) -> AttentionResult:

@@ -27,6 +27,9 @@ COARSE_ERROR: Final = 2.0**-6
 """Bound on the error of a bfloat16 product, relative to the product of the norms of its two vectors: each element is
 rounded by at most 2^-8, which makes 2^-7 for a pair (Cauchy-Schwarz), and the sum by 2^-8 again; 2^-8 is left over."""
 
+ROWS_TOGETHER: Final = 32
+"""Up to so many rows of each head are computed in one product for all heads, padded to the most that one has."""
+
 MANY_ROWS: Final = 0.1
 """Above this share of rows that may hold the maximum, the float32 product of all rows is cheaper."""
 
@@ -50,8 +53,7 @@ class Logits:
 
         Minus infinity where no query of a head sees any key.
         """
-        every = torch.arange(self.query.shape[1], device=self.query.device)
-        chosen = every if heads is None else heads
+        chosen = self._every_head if heads is None else heads
         if self._coarse_first:
             return self._from_coarse(chosen)
         return self._from_all_rows(chosen)
@@ -80,12 +82,9 @@ class Logits:
         rare = (
             candidates.any(-1).any(0) & (candidates.float().mean((0, 2)) <= MANY_ROWS) & norms.isfinite().all(-1).all(0)
         )
-        maxima = torch.full((len(heads),), -math.inf, device=query.device)
+        maxima = self.maxima_of_rows(candidates & rare[:, None], heads)
         if not rare.all():
             maxima[~rare] = self._from_all_rows(heads[~rare])
-        for batch, place in true_indices((candidates & rare[:, None]).any(-1)):
-            rows = candidates[batch, place].nonzero().squeeze(-1)
-            maxima[place] = torch.maximum(maxima[place], self.of_rows(batch, int(heads[place]), rows))
         return maxima
 
     def _chunks(self, query: Tensor, key: Tensor) -> Generator[Tensor]:
@@ -99,13 +98,44 @@ class Logits:
             yield scores
 
     @torch.no_grad()
-    def of_rows(self, batch: int, head: int, rows: Tensor) -> Tensor:
-        """The largest logit of some rows (positions) of one head of one sample, a scalar."""
-        key_head = head // (self.query.shape[1] // self.key.shape[1])
+    def maxima_of_rows(self, marked: Tensor, heads: Tensor | None = None) -> Tensor:
+        """The largest logit of each of `heads` (all when None) in the rows `marked` [batch, len(heads), tokens].
+
+        Minus infinity where none is marked. Other rows may be looked at too: the largest logit of the head bounds it.
+        """
+        chosen = self._every_head if heads is None else heads
+        most = int(marked.sum(-1).max())
+        if most == 0:
+            return self._nothing(chosen)
+        if most > ROWS_TOGETHER:
+            return self._one_by_one(marked, chosen)
+        query, key = self._of(chosen)
+        rows = marked.to(torch.uint8).topk(most, -1).indices
+        gathered = query.gather(2, rows[..., None].expand(*rows.shape, query.shape[-1]))
+        scores = _computable(gathered) @ transposed(_computable(key))
+        scores.masked_fill_(~self.visibility.seen_by(rows, query.shape[-2]), -math.inf)
+        found = scores.amax((2, 3)).masked_fill_(~marked.any(-1), -math.inf)
+        return found.amax(0) * self.scale
+
+    def _one_by_one(self, marked: Tensor, heads: Tensor) -> Tensor:
+        """The same where heads have so many marked rows that padding all to the most of them would cost more."""
+        found = self._nothing(heads)
+        groups = self.query.shape[1] // self.key.shape[1]
         columns = torch.arange(self.query.shape[-2], device=self.query.device)
-        scores = _computable(self.query[batch, head, rows]) @ _computable(self.key[batch, key_head]).T
-        scores.masked_fill_(~self.visibility.sees(rows, columns, batch)[0], -math.inf)
-        return scores.amax() * self.scale
+        for batch, place in true_indices(marked.any(-1)):
+            head, rows = int(heads[place]), marked[batch, place].nonzero().squeeze(-1)
+            scores = _computable(self.query[batch, head, rows]) @ _computable(self.key[batch, head // groups]).T
+            scores.masked_fill_(~self.visibility.sees(rows, columns, batch)[0], -math.inf)
+            found[place] = torch.maximum(found[place], scores.amax() * self.scale)
+        return found
+
+    def _nothing(self, heads: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.query.dtype, torch.float32)
+        return torch.full((len(heads),), -math.inf, dtype=dtype, device=self.query.device)
+
+    @property
+    def _every_head(self) -> Tensor:
+        return torch.arange(self.query.shape[1], device=self.query.device)
 
     def _of(self, heads: Tensor) -> tuple[Tensor, Tensor]:
         """Queries of `heads`, and a key for each."""

@@ -16,7 +16,7 @@ from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
 from trimtab_trainer.model.experts import Experts, Routing
 from trimtab_trainer.model.layers import Embedding, Linear, RMSNorm, rotary_tables
-from trimtab_trainer.model.self_attention import ForwardPass, MultiHeadAttention, self_attention
+from trimtab_trainer.model.self_attention import ForwardPass, self_attention
 from trimtab_trainer.model.visibility import Visibility
 from trimtab_trainer.tensors import IGNORED_TARGET, checkpointed
 
@@ -190,15 +190,6 @@ class Transformer(nn.Module):
             attention=attention,
             experts=_expert_telemetry(routings) if routings else None,
             auxiliary_loss=self._auxiliary_loss(routings),
-        )
-
-    def query_key_parameters(self) -> tuple[tuple[tuple[Tensor, ...], tuple[Tensor, ...]], ...]:
-        """Return, per layer, the parameters (weight, then bias if any) that make queries and keys."""
-        attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
-        return tuple(
-            (tuple(attention.query.parameters()), tuple(attention.key.parameters()))
-            for attention in attentions
-            if isinstance(attention, MultiHeadAttention)
         )
 
     def attention_heads(self) -> tuple[AttentionHeads, ...]:

@@ -52,6 +52,20 @@ class Visibility:
             seen = seen & present[:, rows, None] & present[:, None, columns]
         return seen
 
+    def seen_by(self, rows: Tensor, tokens: int) -> Tensor:
+        """Which keys the query `rows` [batch, heads, rows] see: [batch, heads, rows, tokens]."""
+        columns = torch.arange(tokens, device=rows.device)
+        distance = rows[..., None] - columns
+        seen = distance >= 0
+        if self.window is not None:
+            seen &= distance < self.window
+        samples = torch.arange(rows.shape[0], device=rows.device)[:, None, None]
+        if self.documents is not None:
+            seen &= self.documents[samples, rows][..., None] == self.documents[:, None, None, :tokens]
+        if self.present is not None:
+            seen &= self.present[samples, rows][..., None] & self.present[:, None, None, :tokens]
+        return seen
+
     def first_column(self, row: int) -> int:
         """The earliest key position that the query at `row` could see."""
         return 0 if self.window is None else max(0, row - self.window + 1)
