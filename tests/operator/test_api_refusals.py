@@ -38,7 +38,7 @@ def patch_status(api: ControlPlane, namespace: str, status: str) -> None:
     api.kubectl("patch", "tj", "demo", f"-n={namespace}", "--subresource=status", "--type=merge", f"-p={status}")
 
 
-BAD_JOBS = {
+BAD_JOBS: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown field": ({"trainer": {"imagee": "x"}}, "spec.trainer.imagee", "unknown field"),
     "unknown top-level field": ({"resumeWith": {}}, "spec.resumeWith", "unknown field"),
     "continuing no run": ({"resumeFrom": {"step": 100}}, "spec.resumeFrom.run", "Required value"),
@@ -219,8 +219,8 @@ def test_two_rules_of_one_name_are_refused(api: ControlPlane) -> None:
 
 RUNNING = '{"status":{"phase":"Watching","attempt":1}}'
 CHECKPOINTED = '{"status":{"phase":"Watching","checkpoint":"0 Verified"}}'
-NEW_IMAGE = {"trainer": {"image": "example/trainer:2"}}
-NEW_LABEL = {"podTemplate": {"labels": {"team": "x"}}}
+NEW_IMAGE: dict[str, Any] = {"trainer": {"image": "example/trainer:2"}}
+NEW_LABEL: dict[str, Any] = {"podTemplate": {"labels": {"team": "x"}}}
 
 
 @pytest.mark.parametrize(("changes", "field"), [(NEW_IMAGE, "spec.trainer"), (NEW_LABEL, "spec.podTemplate")])
