@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 from trimtab_trainer.accumulation import MicroBatches, accumulate
+from trimtab_trainer.assembly import share_problems
 from trimtab_trainer.batches import Batch
+from trimtab_trainer.config import DataConfig, TrainerConfig
 from trimtab_trainer.data.packing import targets_of
 from trimtab_trainer.model import ModelOutput, Transformer, TransformerConfig
 
@@ -47,6 +49,16 @@ def test_losses_are_weighted_so_that_no_cut_changes_the_gradient(count: int, *, 
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_a_cut_that_does_not_come_out_even_is_refused_with_the_numbers() -> None:
+    data = DataConfig(path="unused")
+    config = TrainerConfig(data=data, steps=50, global_batch=8, gradient_accumulation_steps=4)
+    assert list(share_problems(config, 2)) == []
+    (problem,) = share_problems(config, 4)
+    assert problem.startswith("gradientAccumulationSteps: 4 must divide 2, the samples of globalBatch")
+    # Where there are no equal shares at all, that alone is said, with the data.
+    assert list(share_problems(config, 3)) == []
 
 
 def test_the_micro_batches_are_the_samples_in_their_order() -> None:

@@ -54,7 +54,7 @@ class Prepared:
 def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
     """Build model, data and store; raises BadConfig with all that is wrong with any of them, or DataUnreadable."""
     trainee = Trainee(config)
-    problems = list(_share_problems(config, environment.world_size))
+    problems = list(share_problems(config, environment.world_size))
     vitals = Vitals()
     data = _tried(lambda: _data(config, environment, vitals.advance), problems)
     store = _tried(lambda: _store(environment), problems)
@@ -74,7 +74,7 @@ def prepare(environment: Environment, config: TrainerConfig, config_sha256: str)
     )
 
 
-def _share_problems(config: TrainerConfig, ranks: int) -> Iterator[str]:
+def share_problems(config: TrainerConfig, ranks: int) -> Iterator[str]:
     """Whether every rank's share of the global batch can be cut; whether there are such shares, the data say."""
     share, steps = config.global_batch // ranks, config.gradient_accumulation_steps
     if config.global_batch % ranks == 0 and share % steps:
@@ -98,6 +98,8 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
     environment, config, store = prepared.environment, prepared.config, prepared.store
     if world.rank == 0:
         logger.info("what updates which parameter:\n%s", routing_table(prepared.trainee.optimizer.routes))
+    if config.parallelism == "sharded":
+        prepared.trainee.shard(world)
     root, run = environment.checkpoint_root, environment.run
     vitals = prepared.vitals
     description = encode_data(prepared.data.description) if world.rank == 0 else b""

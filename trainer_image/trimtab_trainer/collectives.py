@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from trimtab_trainer.errors import PeerLost
-from trimtab_trainer.tensors import integers
+from trimtab_trainer.tensors import integers, stretches
 
 JOIN_SECONDS = 300.0
 """How long the first rank waits for the last one to start, however short the time-out of an exchange is."""
@@ -51,6 +51,13 @@ class World:
         """Take the maximum of `tensor` over all ranks, in place. NaN must be replaced first: it may get lost."""
         with _translated("taking the maximum over the ranks"):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+
+    def trade(self, outgoing: Sequence[Tensor], incoming: Sequence[int]) -> list[Tensor]:
+        """Send the i-th flat tensor to rank i, and receive from each rank as many elements as `incoming` says."""
+        received = outgoing[0].new_empty(sum(incoming))
+        with _translated("trading parts with the ranks"):
+            dist.all_to_all_single(received, torch.cat(list(outgoing)), list(incoming), [len(one) for one in outgoing])
+        return stretches(received, incoming)
 
     def agree(self, values: Sequence[int]) -> list[int]:
         """The maximum of each number over all ranks: the decisions of one step."""
@@ -96,6 +103,17 @@ def _group(timeout: timedelta) -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup), "every rank is a member"
     return group
+
+
+@contextmanager
+def exchanging() -> Generator[None]:
+    """Around computations that exchange by themselves: an exchange that fails is PeerLost, other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise PeerLost(f"an exchange of parameters or gradients failed: {str(error).splitlines()[0]}") from error
+        raise
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from trimtab_trainer.mixed_precision import LossScaleConfig, Precision
 from trimtab_trainer.model import TransformerConfig
 from trimtab_trainer.optim import MuonClipConfig, Schedule
 from trimtab_trainer.optim.schedule import Shape
+from trimtab_trainer.sharding import Parallelism
 
 DEFAULT_PATH = "/etc/trimtab/config.yaml"
 
@@ -172,6 +173,9 @@ class TrainerConfig:
     gradient_accumulation_steps: int = 1
     """Micro-batches in which each rank computes its share of a step: as many times less memory for activations."""
 
+    parallelism: Parallelism = "replicated"
+    """Whether every rank has the whole state, or a part of it (FSDP2)."""
+
     precision: Precision = "float32"
     """In which the model's products are computed; parameters, gradients and moments are float32 in any case."""
 
@@ -212,6 +216,7 @@ class TrainerConfig:
                 positive("collective_timeout_seconds", self.collective_timeout_seconds),
                 positive("save_wait_seconds", self.save_wait_seconds),
                 at_least("bucket_mebibytes", self.bucket_mebibytes, 1),
+                *self._fault_problems(),
                 *self._schedule_problems(),
                 *self.data.problems(self.model.vocab_size),
                 self._qk_clip_problem(),
@@ -224,6 +229,15 @@ class TrainerConfig:
         return (
             f"optimizer.qk_clip_threshold: {self.optimizer.qk_clip_threshold} must be null or qkClipMode disabled with "
             "model.attention.qkNorm: the norm undoes whatever QK-Clip does to the weights before it"
+        )
+
+    def _fault_problems(self) -> tuple[str, ...]:
+        if self.parallelism == "replicated":
+            return ()
+        return tuple(
+            f"faults[{number}].kind: {fault.kind} damages replicas, and needs parallelism: replicated"
+            for number, fault in enumerate(self.faults)
+            if fault.tensor is not None
         )
 
     def _schedule_problems(self) -> tuple[str, ...]:

@@ -235,7 +235,12 @@ class DirectiveExecutor:
         return result.reference if runtime.store_evidence(result, patient=measured is not None) else None
 
     def _compare_replicas(self) -> None:
-        """Once per hold. A difference found earlier stays: replicas that are all NaN look alike."""
+        """Once per hold. A difference found earlier stays: replicas that are all NaN look alike.
+
+        Where the state is sharded, no rank has what another has.
+        """
+        if self._runtime.config.parallelism == "sharded":
+            return
         if self._state.ready and not self._holding and not self._state.replicas_differ:
             self._state.replicas = compare_replicas(self._runtime.trainee.named_parameters(), self._runtime.world)
 

@@ -5,8 +5,9 @@ of every step, and between two batches does whatever the operator asked: hold, r
 needs the same four lines: iterate `session.batches()`, ask `session.gate(...)`, update, `session.report(...)`.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from trimtab_trainer.accumulation import MicroBatches, accumulate
 from trimtab_trainer.batches import Batch
-from trimtab_trainer.collectives import World
+from trimtab_trainer.collectives import World, exchanging
 from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data.packing import targets_of
 from trimtab_trainer.exact_steps import ExactSteps
@@ -22,8 +23,10 @@ from trimtab_trainer.expert_metrics import expert_metrics
 from trimtab_trainer.mixed_precision import LossScaler, computing_in
 from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
-from trimtab_trainer.reduction import GradientBuckets, Reduced
+from trimtab_trainer.reduction import GradientBuckets, Reduced, ShardedGradients
 from trimtab_trainer.session import Gate, Session
+from trimtab_trainer.sharded_optimizer import ShardedOptimizer, own_groups, own_layers
+from trimtab_trainer.sharding import shard
 
 
 class Trainee:
@@ -33,9 +36,30 @@ class Trainee:
         self.config = config
         self.rates = config.rates
         self.model = Transformer(config.model, seed=config.seed)
-        self.optimizer = MuonClip(self.model.named_parameters(), self.model.attention_heads(), config.optimizer)
+        self.optimizer: MuonClip | ShardedOptimizer = MuonClip(
+            self.model.named_parameters(), self.model.attention_heads(), config.optimizer
+        )
         self.scaler = LossScaler(config.precision, config.loss_scale)
         self.exact_steps = ExactSteps(1 if config.telemetry.exact_max_logits else config.telemetry.every)
+
+    def shard(self, world: World) -> None:
+        """Keep a part of the state on each rank from now on; every rank calls it, before the first step."""
+        shard(self.model, self.model.blocks, world.size)
+        layers = self.model.attention_heads()
+
+        def of_own(whole: Mapping[str, Tensor]) -> MuonClip:
+            config = replace(self.config.optimizer, groups=own_groups(self.config.optimizer.groups, whole))
+            return MuonClip(whole.items(), own_layers(layers, whole), config)
+
+        together = [frozenset(one.name for one in layer.parameters) for layer in layers]
+        self.optimizer = ShardedOptimizer(dict(self.model.named_parameters()), together, of_own, world)
+
+    def gradients(self, world: World) -> GradientBuckets | ShardedGradients:
+        """Where the gradients of all ranks come together."""
+        parameters = self.named_parameters()
+        if self.config.parallelism == "sharded":
+            return ShardedGradients(parameters, world)
+        return GradientBuckets(parameters, world, self.config.bucket_mebibytes << 20)
 
     def learning_rate(self, step: int, override: RateOverride | None) -> float:
         """Muon's learning rate at a step, from 1."""
@@ -79,18 +103,18 @@ class Trainee:
 def train(session: Session, trainee: Trainee, world: World) -> None:
     """Train until the session ends the world, which it does by raising WorldEnded."""
     config, model, optimizer, scaler = trainee.config, trainee.model, trainee.optimizer, trainee.scaler
-    parameters = trainee.named_parameters()
-    buckets = GradientBuckets([parameter for _, parameter in parameters], world, config.bucket_mebibytes << 20)
-    gradients = [(name, _gradient(parameter)) for name, parameter in parameters]
+    gradients = trainee.gradients(world)
     model.train()
 
     def compute(batch: Batch) -> tuple[MicroBatches, Reduced, GradientClip]:
-        buckets.zero()
+        gradients.zero()
         forward = partial(trainee.forward, exact=trainee.exact_steps.due(batch.attempt, batch.step))
-        computed = accumulate(batch, config.gradient_accumulation_steps, forward, scale=scaler.scale)
-        reduced = buckets.reduce(computed)
-        scaler.unscale(gradient for _, gradient in gradients)
-        return computed, reduced, clip_gradients([gradient for _, gradient in gradients], config.gradient_clip)
+        with exchanging():
+            computed = accumulate(batch, config.gradient_accumulation_steps, forward, scale=scaler.scale)
+        reduced = gradients.reduce(computed)
+        tensors = [gradient for _, gradient in gradients.named()]
+        scaler.unscale(tensors)
+        return computed, reduced, clip_gradients(tensors, config.gradient_clip, gradients.norm())
 
     for batch in session.batches():
         optimizer.set_lr(trainee.rates.factor(batch.step, batch.rate_override))
@@ -102,11 +126,12 @@ def train(session: Session, trainee: Trainee, world: World) -> None:
             computed, reduced, clip = compute(batch)
 
         # Every rank learns here, before anything changes, whether this update may happen at all.
-        gate = session.gate(first_bad(computed, clip, gradients))
+        gate = session.gate(first_bad(computed, clip, gradients.named()))
         if gate is not Gate.AGAIN:
             update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
             routed, loads = expert_metrics(computed.experts, world)
-            numbers = scalars(reduced, clip, gradients, optimizer.lr, update) | scaler.scalars() | routed
+            bad_elements = 0 if clip.finite else gradients.nonfinite()
+            numbers = scalars(reduced, clip, bad_elements, optimizer.lr, update) | scaler.scalars() | routed
             session.report(numbers, vectors(reduced, update) | loads)
             trainee.exact_steps.done(batch.step, None if update is None else update.qk_clip_gamma)
         scaler.settle(updated=gate is Gate.UPDATE)
@@ -116,23 +141,22 @@ def first_bad(computed: MicroBatches, clip: GradientClip, gradients: list[tuple[
     """Name the first tensor, in the order of computation, that is not finite; None lets the update pass.
 
     Losses and logits are this rank's own. The gradient is the reduced one: a flipped bit in a key weight leaves the
-    loss finite and shows only there.
+    loss finite and shows only there. Where parameters are sharded, it may show on another rank.
     """
     bad = computed.first_bad()
-    if bad is None and not clip.finite:
-        return f"gradient of {first_non_finite(gradients)}"
+    if bad is None and not clip.finite and (name := first_non_finite(gradients)) is not None:
+        return f"gradient of {name}"
     return bad
 
 
 def scalars(
     reduced: Reduced,
     clip: GradientClip,
-    gradients: list[tuple[str, Tensor]],
+    bad_elements: int,
     lr: float,
     update: StepTelemetry | None,
 ) -> dict[str, float]:
     """The scalars of the metric record that the loop knows; `update` is None for a withheld step."""
-    bad_elements = 0 if clip.finite else sum(int((~gradient.isfinite()).sum()) for _, gradient in gradients)
     known = {
         "loss": reduced.loss,
         "loss_max": reduced.loss_max,
@@ -160,8 +184,3 @@ def _evaluating(model: nn.Module) -> Generator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

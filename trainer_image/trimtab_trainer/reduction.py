@@ -4,6 +4,7 @@ A reduction that regroups tensors after its first pass, as DistributedDataParall
 after a restart; with three ranks or more a resumed run would then differ in the last bits.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from trimtab_trainer.accumulation import MicroBatches
 from trimtab_trainer.collectives import World
+from trimtab_trainer.distributed_tensors import own_part
+from trimtab_trainer.optim import count_non_finite
+from trimtab_trainer.tensors import global_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,9 @@ class GradientBuckets:
 
     TAIL = 2
 
-    def __init__(self, parameters: Sequence[Tensor], world: World, bucket_bytes: int) -> None:
+    def __init__(self, parameters: Sequence[tuple[str, Tensor]], world: World, bucket_bytes: int) -> None:
         self._world = world
-        groups = _layout(parameters, bucket_bytes)
+        groups = _layout([parameter for _, parameter in parameters], bucket_bytes)
         self._buckets: list[Tensor] = []
         for position, group in enumerate(groups):
             tail = self.TAIL if position == len(groups) - 1 else 0
@@ -52,6 +56,19 @@ class GradientBuckets:
                 offset += parameter.numel()
             self._buckets.append(bucket)
         self._tail = self._buckets[-1][-self.TAIL :]
+        self._named = [(name, _gradient(parameter)) for name, parameter in parameters]
+
+    def named(self) -> list[tuple[str, Tensor]]:
+        """Every gradient, in the model's order."""
+        return self._named
+
+    def norm(self) -> float:
+        """The global norm of the reduced gradient."""
+        return global_norm([gradient for _, gradient in self._named])
+
+    def nonfinite(self) -> int:
+        """How many elements of the reduced gradient are not finite."""
+        return count_non_finite(gradient for _, gradient in self._named)
 
     def zero(self) -> None:
         """Clear every gradient, keeping the views."""
@@ -61,25 +78,69 @@ class GradientBuckets:
     @torch.no_grad()
     def reduce(self, computed: MicroBatches) -> Reduced:
         """Average gradients and loss over the ranks; take the maximum of the losses and of the largest logits."""
-        loss, max_logits = computed.loss, computed.max_logits
-        self._tail[0] = loss
+        self._tail[0] = computed.loss
         self._tail[1] = computed.nonfinite
         for bucket in self._buckets:
             self._world.sum(bucket)
         nonfinite = self._tail[1].item()
         for bucket in self._buckets:
             bucket.div_(self._world.size)
-        inexact = (~computed.exact).any().float().view(1)
-        largest = torch.cat((max_logits.flatten().float(), loss.float().view(1), inexact))
-        largest = largest.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        self._world.max(largest)
-        return Reduced(
-            loss=self._tail[0].item(),
-            loss_max=largest[-2].item(),
-            max_logits=largest[:-2].view_as(max_logits),
-            exact=not largest[-1].item(),
-            nonfinite=int(nonfinite),
-        )
+        return _reduced(self._tail[0].item(), int(nonfinite), computed, self._world)
+
+
+class ShardedGradients:
+    """Gradients of sharded parameters, of which each rank has its part: backward passes reduce them by themselves."""
+
+    def __init__(self, parameters: Sequence[tuple[str, Tensor]], world: World) -> None:
+        self._parameters, self._world = parameters, world
+
+    def named(self) -> list[tuple[str, Tensor]]:
+        """This rank's part of every gradient, in the model's order."""
+        return [(name, own_part(_gradient(parameter))) for name, parameter in self._parameters]
+
+    def norm(self) -> float:
+        """The global norm of the gradient over all ranks."""
+        squares = torch.tensor([global_norm([gradient for _, gradient in self.named()]) ** 2], dtype=torch.float64)
+        self._world.sum(squares)
+        return math.sqrt(float(squares))
+
+    def nonfinite(self) -> int:
+        """How many elements of the gradient are not finite, over all ranks."""
+        count = torch.tensor([count_non_finite(gradient for _, gradient in self.named())])
+        self._world.sum(count)
+        return int(count)
+
+    def zero(self) -> None:
+        """Forget every gradient."""
+        for _, parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def reduce(self, computed: MicroBatches) -> Reduced:
+        """Average the losses over the ranks; take the maximum of the losses and of the largest logits."""
+        sums = torch.stack((computed.loss.float(), computed.nonfinite.float()))
+        self._world.sum(sums)
+        return _reduced(float(sums[0] / self._world.size), int(sums[1]), computed, self._world)
+
+
+def _reduced(loss: float, nonfinite: int, computed: MicroBatches, world: World) -> Reduced:
+    max_logits = computed.max_logits
+    inexact = (~computed.exact).any().float().view(1)
+    largest = torch.cat((max_logits.flatten().float(), computed.loss.float().view(1), inexact))
+    largest = largest.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    world.max(largest)
+    return Reduced(
+        loss=loss,
+        loss_max=largest[-2].item(),
+        max_logits=largest[:-2].view_as(max_logits),
+        exact=not largest[-1].item(),
+        nonfinite=nonfinite,
+    )
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def _layout(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:

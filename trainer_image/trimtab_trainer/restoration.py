@@ -10,7 +10,7 @@ from trimtab_contract.directives import CheckpointReference, Reason
 
 from trimtab_trainer.checkpointing.state import tensors_of
 from trimtab_trainer.errors import DataUnreadable, RestoreFailed
-from trimtab_trainer.optim import RateOverride, parameter_checksum
+from trimtab_trainer.optim import RateOverride, parameter_checksum, whole_checksum
 from trimtab_trainer.runtime import Runtime
 
 LOSS_TOLERANCE = 1e-3
@@ -32,7 +32,7 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
     changed = [text for text in runtime.world.gather_text(changed_data(runtime.data.description, manifest)) if text]
     if changed:
         raise RestoreFailed(Reason.CONFIG_MISMATCH, target.key, changed[0])
-    found = [text for text in runtime.world.gather_text(_problem(runtime, manifest)) if text]
+    found = [text for text in runtime.world.gather_text(_problem(runtime, manifest, _checksum(runtime))) if text]
     loss = _loss_problem(runtime, manifest)
     if found or loss:
         edited = manifest.config_sha256 != runtime.fingerprints.config
@@ -48,14 +48,20 @@ def changed_data(now: DataDescription, manifest: CheckpointManifest) -> str:
     return "" if saved is None else "; ".join(now.changes_since(saved))
 
 
-def _problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
+def _checksum(runtime: Runtime) -> str:
+    """The checksum of the state in place; of a sharded one, with the parts of all ranks."""
+    own = parameter_checksum(tensors_of(runtime.training_state.flat()).items())
+    parts = [int(text, 16) for text in runtime.world.gather_text(f"{own.sharded:x}")]
+    return f"{whole_checksum(own.total, own.sharded, parts):016x}"
+
+
+def _problem(runtime: Runtime, manifest: CheckpointManifest, live: str) -> str:
     """What this rank finds wrong without asking the others; empty when all is as recorded."""
     count = runtime.training_state.optimizer.count
     if count != manifest.optimizer_steps:
         return f"the optimizer has made {count} updates, the manifest says {manifest.optimizer_steps}"
-    live = parameter_checksum(tensors_of(runtime.training_state.flat()).items()).total
-    if f"{live:016x}" != manifest.replica_checksum:
-        return f"the state in place has checksum {live:016x}, the manifest says {manifest.replica_checksum}"
+    if live != manifest.replica_checksum:
+        return f"the state in place has checksum {live}, the manifest says {manifest.replica_checksum}"
     override = None if manifest.lr is None else RateOverride(manifest.lr.scale, manifest.lr.until_step)
     rate = runtime.trainee.learning_rate(manifest.step + 1, override)
     if rate != manifest.learning_rate:

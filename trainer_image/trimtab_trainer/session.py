@@ -100,7 +100,8 @@ class Session:
             return Gate.AGAIN
         step = self._state.step + 1
         self._mismatch = None
-        if check or step % self._runtime.config.replica_check_every == 0:
+        due = check or step % self._runtime.config.replica_check_every == 0
+        if due and self._runtime.config.parallelism == "replicated":
             self._runtime.replicas_suspect = False
             self._state.replicas = compare_replicas(self._runtime.trainee.named_parameters(), self._world)
             self._mismatch = float(self._state.replicas_differ)

@@ -51,6 +51,11 @@ def transposed(matrices: Tensor) -> Tensor:
     return torch.transpose(matrices, -2, -1)
 
 
+def stretches(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Return consecutive views of `flat`, which has one dimension, of the given lengths."""
+    return list(cast("tuple[Tensor, ...]", flat.split(list(sizes))))  # pyright: ignore[reportUnknownMemberType]
+
+
 def integers(tensor: Tensor) -> list[int]:
     """Return the elements of a one-dimensional integer tensor."""
     return [int(element.item()) for element in tensor]

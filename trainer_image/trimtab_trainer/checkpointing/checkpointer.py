@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from trimtab_trainer.checkpointing.uploading import Pace
 from trimtab_trainer.checkpointing.verification import VerificationThread
 from trimtab_trainer.errors import RestoreFailed, TrainerError
 from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.optim import whole_checksum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,8 @@ class _Verdict(msgspec.Struct, frozen=True):
     reason: str = ""
     object_name: str = ""
     detail: str = ""
+    checksum: str = "0"
+    sharded: str = "0"
 
 
 class Checkpointer:
@@ -237,6 +240,7 @@ class Checkpointer:
         fetched, own = None, _Verdict()
         try:
             fetched = self._restoration.fetch(reference, state.flat(), skip, folder)
+            own = _Verdict(checksum=f"{fetched.checksum.total:x}", sharded=f"{fetched.checksum.sharded:x}")
         except RestoreFailed as error:
             own = _Verdict(error.reason, error.object_name, error.detail)
         except OSError as error:
@@ -248,4 +252,16 @@ class Checkpointer:
             raise RestoreFailed(failed.reason, failed.object_name, failed.detail)
         if fetched is None:
             raise RestoreFailed(RestoreFailure.UNREADABLE, METADATA_NAME, "nothing was loaded")
+        _check_content(verdicts, fetched.manifest)
         return fetched
+
+
+def _check_content(verdicts: Sequence[_Verdict], manifest: CheckpointManifest) -> None:
+    """Raise RestoreFailed, on every rank alike, unless what all ranks loaded is the state that was saved."""
+    parts = [int(one.sharded, 16) for one in verdicts]
+    # What is not sharded, each rank has read by itself: its total must be right with the parts of all.
+    for rank, one in enumerate(verdicts):
+        found = f"{whole_checksum(int(one.checksum, 16), parts[rank], parts):016x}"
+        if found != manifest.replica_checksum:
+            detail = f"the state loaded on rank {rank} has checksum {found}, the saved one {manifest.replica_checksum}"
+            raise RestoreFailed(RestoreFailure.CONTENT_MISMATCH, METADATA_NAME, detail)

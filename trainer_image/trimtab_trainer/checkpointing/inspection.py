@@ -10,22 +10,36 @@ from trimtab_contract.checkpoints import FiniteScan
 
 from trimtab_trainer.checkpointing.reasons import SaveRefusal
 from trimtab_trainer.checkpointing.state import FlatState, tensors_of
-from trimtab_trainer.optim.checksum import parameter_checksum
+from trimtab_trainer.distributed_tensors import is_sharded, own_part
+from trimtab_trainer.optim import parameter_checksum, whole_checksum
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """One rank's findings: checksum of the whole and of each tensor in name order, and non-finite tensors."""
+    """One rank's findings: checksum of all it has, and of each tensor in name order, and non-finite tensors.
+
+    `sharded` is what sharded tensors add to the checksum. No two ranks have the same of them, so there is nothing to
+    compare, and their own checksums are left empty.
+    """
 
     checksum: str
     tensors: tuple[str, ...]
     finite: FiniteScan
+    sharded: str = "0"
 
 
 def inspect(flat: FlatState) -> Inspection:
     """Checksum and finite scan of every tensor."""
     tensors = tensors_of(flat)
     found = parameter_checksum(tensors.items())
-    return Inspection(f"{found.total:016x}", tuple(f"{value:x}" for _, value in found.tensors), finite_scan(tensors))
+    compared = ("" if is_sharded(tensors[name]) else f"{value:x}" for name, value in found.tensors)
+    return Inspection(f"{found.total:016x}", tuple(compared), finite_scan(tensors), f"{found.sharded:x}")
+
+
+def checksum_of_all(inspections: Sequence[Inspection]) -> str:
+    """The checksum of the whole state, however many ranks it is on."""
+    own = inspections[0]
+    parts = [int(one.sharded, 16) for one in inspections]
+    return f"{whole_checksum(int(own.checksum, 16), int(own.sharded, 16), parts):016x}"
 
 
 def finite_scan(tensors: Mapping[str, Tensor]) -> FiniteScan:
@@ -35,7 +49,8 @@ def finite_scan(tensors: Mapping[str, Tensor]) -> FiniteScan:
     is not finite are looked at twice.
     """
     count, names = 0, list[str]()
-    for name, tensor in tensors.items():
+    for name, part in tensors.items():
+        tensor = own_part(part)
         if bool(torch.isfinite(tensor.sum())):
             continue
         found = int((~torch.isfinite(tensor)).sum())

@@ -29,7 +29,7 @@ from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
 from trimtab_trainer.checkpointing.state import FlatState, describe, empty_on_host, tensors_of
 from trimtab_trainer.errors import RestoreFailed
-from trimtab_trainer.optim import parameter_checksum
+from trimtab_trainer.optim import ParameterChecksum, parameter_checksum
 
 SHOWN_TENSORS = 4
 """Of those that are otherwise than this run's."""
@@ -39,10 +39,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A checkpoint beside the live state, proved to be what was saved; `rank_state` when this rank wrote one."""
+    """A checkpoint beside the live state, as far as this rank reads it; `rank_state` when this rank wrote one."""
 
     manifest: CheckpointManifest
     flat: FlatState
+    checksum: ParameterChecksum
     rank_state: bytes | None
 
 
@@ -82,11 +83,7 @@ class Restoration:
                 read_shards(folder, flat)
         else:
             _read_slices(reader, manifest, flat)
-        found = f"{parameter_checksum(tensors_of(flat).items()).total:016x}"
-        if found != manifest.replica_checksum:
-            detail = f"the loaded state has checksum {found}, the saved one {manifest.replica_checksum}"
-            raise RestoreFailed(RestoreFailure.CONTENT_MISMATCH, METADATA_NAME, detail)
-        return Fetched(manifest, flat, rank_state)
+        return Fetched(manifest, flat, parameter_checksum(tensors_of(flat).items()), rank_state)
 
     def _place(self, reference: CheckpointReference) -> tuple[str, keys.RunId]:
         """The prefix of the checkpoint's objects, and the run whose it must be."""

@@ -25,7 +25,7 @@ from trimtab_contract.directives import CheckpointReference, LearningRateOverrid
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.coordination import Board, retried
 from trimtab_trainer.checkpointing.events import CheckpointEvent, Saved, SaveFailed, SaveRefused
-from trimtab_trainer.checkpointing.inspection import Inspection, inspect, refusal
+from trimtab_trainer.checkpointing.inspection import Inspection, checksum_of_all, inspect, refusal
 from trimtab_trainer.checkpointing.reasons import SaveRefusal
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
 from trimtab_trainer.checkpointing.staging import StagingRoom
@@ -174,7 +174,7 @@ class SaveThread(threading.Thread):
         refused = refusal(found, list(tensors_of(job.flat)))
         if refused is not None:
             raise _NotCommitted(*refused)
-        return own
+        return msgspec.structs.replace(own, checksum=checksum_of_all(found))
 
     def _stored(self, job: SaveJob, inspecting: Future[Inspection]) -> _Share:
         # A run that goes on from here after a crash must still be able to show how it got here.

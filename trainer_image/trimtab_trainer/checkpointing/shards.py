@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from trimtab_trainer.checkpointing.reading import Place
 from trimtab_trainer.checkpointing.state import FlatState
+from trimtab_trainer.distributed_tensors import is_sharded
 from trimtab_trainer.errors import SaveBroken
 
 METADATA_NAME = ".metadata"
@@ -157,12 +158,19 @@ class ShardReading:
             wanted: object = self._into[name]
             if not isinstance(found, Tensor):
                 self._into[name] = found
-            elif isinstance(wanted, Tensor) and (found.shape, found.dtype) == (wanted.shape, wanted.dtype):
+            elif _fits(found, wanted):
                 # The whole tensor: it takes the place of the room that was reserved and never touched.
                 self._into[name] = found
             else:
                 target = self._planner.resolve_tensor(item)
                 target.copy_(narrow_tensor_by_index(found, item.storage_offsets, item.lengths))
+
+
+def _fits(found: Tensor, wanted: object) -> bool:
+    """Whether what was found is all that is wanted."""
+    if not isinstance(wanted, Tensor) or is_sharded(wanted):
+        return False
+    return (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
 
 
 class _Readable(RawIOBase):

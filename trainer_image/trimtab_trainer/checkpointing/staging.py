@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trimtab_trainer.checkpointing.state import FlatState
+from trimtab_trainer.distributed_tensors import own_part, with_part
 
 
 class StagingRoom:
@@ -22,11 +23,12 @@ class StagingRoom:
         try:
             room = self._free.pop()
         except IndexError:
-            room = {name: _room_for(value) for name, value in flat.items() if isinstance(value, Tensor)}
+            room = {name: _room_for(own_part(value)) for name, value in flat.items() if isinstance(value, Tensor)}
         copied: FlatState = {}
         for name, value in flat.items():
             if isinstance(value, Tensor):
-                copied[name] = room[name].copy_(value.detach(), non_blocking=value.is_cuda)
+                part = own_part(value.detach())
+                copied[name] = with_part(room[name].copy_(part, non_blocking=value.is_cuda), value)
             else:
                 copied[name] = value
         if any(isinstance(value, Tensor) and value.is_cuda for value in flat.values()):
@@ -35,7 +37,7 @@ class StagingRoom:
 
     def give_back(self, copied: FlatState) -> None:
         """Let the next copy have this one's room."""
-        self._free.append({name: value for name, value in copied.items() if isinstance(value, Tensor)})
+        self._free.append({name: own_part(value) for name, value in copied.items() if isinstance(value, Tensor)})
 
 
 def _room_for(tensor: Tensor) -> Tensor:

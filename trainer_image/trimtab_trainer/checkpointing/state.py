@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from trimtab_contract.checkpoints import TensorDescription
 
+from trimtab_trainer.distributed_tensors import own_part, with_part
+
 FlatState = dict[str, Any]
 """Tensors and plain values under names such as `model.head.weight` and `optimizer.count`, in name order."""
 
@@ -61,7 +63,7 @@ class TrainingState:
         """
         self.optimizer.load_state_dict(_rebuild("optimizer", self.optimizer.state_dict(), flat))
         for name, tensor in cast("Mapping[str, Tensor]", self.model.state_dict()).items():
-            tensor.copy_(flat[f"model.{name}"])
+            own_part(tensor).copy_(own_part(flat[f"model.{name}"]))
         for name, tensor in self._scaling().items():
             tensor.copy_(flat[f"scaler.{name}"])
 
@@ -70,20 +72,20 @@ class TrainingState:
 
 
 def tensors_of(flat: FlatState) -> dict[str, Tensor]:
-    """The tensors among the values, in the same order."""
+    """The tensors among the values, in the same order; a sharded one stands for the rows that this rank has."""
     return {name: value for name, value in flat.items() if isinstance(value, Tensor)}
 
 
 def empty_on_host(flat: FlatState) -> FlatState:
     """Room for a state of the same structure, on the CPU."""
     return {
-        name: torch.empty_like(value, device="cpu") if isinstance(value, Tensor) else value
+        name: with_part(torch.empty_like(own_part(value), device="cpu"), value) if isinstance(value, Tensor) else value
         for name, value in flat.items()
     }
 
 
 def describe(flat: FlatState) -> dict[str, TensorDescription]:
-    """Type and shape of every tensor."""
+    """Type and shape of every tensor, a sharded one's as a whole."""
     return {
         name: TensorDescription(dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
         for name, tensor in tensors_of(flat).items()

@@ -3,9 +3,9 @@
 Computes only: no I/O, no clock, no random numbers, no communication.
 """
 
-from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum
+from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum, whole_checksum
 from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup, ThresholdPoint
-from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, first_non_finite
+from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, count_non_finite, first_non_finite
 from trimtab_trainer.optim.logit_recorder import LogitRecorder, largest_logits
 from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
 from trimtab_trainer.optim.plain_models import fused_projection, parameter_groups, separate_projections
@@ -26,6 +26,7 @@ __all__ = [
     "StepTelemetry",
     "ThresholdPoint",
     "clip_gradients",
+    "count_non_finite",
     "first_non_finite",
     "fused_projection",
     "largest_logits",
@@ -33,4 +34,5 @@ __all__ = [
     "parameter_groups",
     "routing_table",
     "separate_projections",
+    "whole_checksum",
 ]

@@ -14,20 +14,26 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from trimtab_trainer.distributed_tensors import first_element, is_sharded, own_part
 from trimtab_trainer.tensors import integers
 
 CHUNK_WORDS: Final = 1 << 16
 """Words per pass: the weights and the products of one pass stay in cache."""
 
 _MODULUS: Final = 1 << 64
+_WORD_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterChecksum:
-    """Checksum of a model and of each of its tensors, as unsigned 64-bit integers."""
+    """Checksum of a model and of each of its tensors, as unsigned 64-bit integers.
+
+    Of a sharded tensor it is that of the own part, at its place in the whole; `sharded` is the sum over those.
+    """
 
     total: int
     tensors: tuple[tuple[str, int], ...]
+    sharded: int = 0
 
     def first_difference(self, other: "ParameterChecksum") -> str | None:
         """Return the name of the first tensor whose checksum differs from the other's, or None."""
@@ -40,14 +46,30 @@ def parameter_checksum(named_tensors: Iterable[tuple[str, Tensor]]) -> Parameter
     """Compute the checksum of `named_tensors`, whose order counts."""
     names: list[str] = []
     sums: list[Tensor] = []
+    sharded: list[bool] = []
     offset = 0
     for name, tensor in named_tensors:
-        words = _words(tensor)
+        words = _words(own_part(tensor))
+        words_each = max(1, tensor.element_size() // _WORD_BYTES)
         names.append(name)
-        sums.append(_weighted_sum(words, offset))
-        offset += words.numel()
+        sums.append(_weighted_sum(words, offset + first_element(tensor) * words_each))
+        sharded.append(is_sharded(tensor))
+        offset += tensor.numel() * words_each
     values = [value % _MODULUS for value in integers(torch.stack(sums))]
-    return ParameterChecksum(total=sum(values) % _MODULUS, tensors=tuple(zip(names, values, strict=True)))
+    return ParameterChecksum(
+        total=sum(values) % _MODULUS,
+        tensors=tuple(zip(names, values, strict=True)),
+        sharded=sum(value for value, is_part in zip(values, sharded, strict=True) if is_part) % _MODULUS,
+    )
+
+
+def whole_checksum(total: int, sharded: int, parts: Iterable[int]) -> int:
+    """The total of a whole state, the same on however many ranks it is.
+
+    `total` and `sharded` are those of one rank, `parts` has the `sharded` of every rank: a sum over all elements is the
+    sum over the parts, and what every rank has counts once.
+    """
+    return (total - sharded + sum(parts)) % _MODULUS
 
 
 def _words(tensor: Tensor) -> Tensor:

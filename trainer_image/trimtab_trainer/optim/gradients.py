@@ -24,18 +24,24 @@ class GradientClip:
 
 
 @torch.no_grad()
-def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> GradientClip:
+def clip_gradients(gradients: Sequence[Tensor], max_norm: float, norm: float | None = None) -> GradientClip:
     """Scale `gradients` in place so that their global norm is at most `max_norm`.
 
-    Gradients that are not finite are left as they are, for `first_non_finite` to name.
+    `norm` is given where other ranks have other parts of the gradient. Gradients that are not finite are left as they
+    are, for `first_non_finite` to name.
     """
-    norm = global_norm(gradients)
+    norm = global_norm(gradients) if norm is None else norm
     if not math.isfinite(norm) or norm <= max_norm:
         return GradientClip(norm=norm, ratio=1.0)
     ratio = max_norm / norm
     for gradient in gradients:
         gradient.mul_(ratio)
     return GradientClip(norm=norm, ratio=ratio)
+
+
+def count_non_finite(tensors: Iterable[Tensor]) -> int:
+    """Return how many elements are NaN or infinite."""
+    return sum(int((~tensor.isfinite()).sum()) for tensor in tensors)
 
 
 def first_non_finite(named_tensors: Iterable[tuple[str, Tensor]]) -> str | None:

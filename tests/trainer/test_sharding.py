@@ -1,0 +1,81 @@
+"""Sharded parameters train like replicated ones, and checkpoints of either are restored into either."""
+
+import json
+import socket
+import uuid
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from checkpoint_ranks import FAST, Ranks
+from object_store_fixture import ADMIN, ObjectStoreServer
+from sharded_ranks import config, same, state_of, story
+from trimtab_contract.directives import CheckpointReference
+from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.config import read_config
+from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.loop import Trainee
+from trimtab_trainer.sharded_optimizer import owners
+
+RANKS = 3
+
+
+@pytest.mark.timeout(900)
+def test_a_sharded_world_trains_like_replicas_and_restores_what_either_saved(
+    object_store: ObjectStoreServer, tmp_path: Path
+) -> None:
+    place = {
+        "endpoint": object_store.endpoint,
+        "bucket": object_store.new_bucket(),
+        "access_key": ADMIN.access_key,
+        "secret_key": ADMIN.secret_key,
+        "root": uuid.uuid4().hex,
+        "folder": str(tmp_path),
+    }
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    mp.spawn(story, (RANKS, port, place), nprocs=RANKS)
+    reports: list[dict[str, Any]] = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+    # Each rank has its share of the state, and all together the whole of it.
+    assert sum(report["share"] for report in reports) == pytest.approx(1, abs=1e-3)
+    assert max(report["share"] for report in reports) < 0.4
+    for report in reports:
+        assert report["apart"] < 1e-4
+        ours, theirs = report["scalars"]
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine == pytest.approx(other, rel=1e-4)
+        assert report["clipped"][0] == pytest.approx(report["clipped"][1], rel=1e-3)
+        assert min(report["clipped"][0]) < 1
+        assert all(report["restored"].values()), report["restored"]
+        assert len(report["restored"]) == 5
+
+    # One rank alone restores what three saved.
+    key, sha256, step = reports[0]["reference"]
+    alone = Trainee(config("replicated", seed=8))
+    store = ObjectStore(
+        place["bucket"], endpoint=place["endpoint"], access_key=place["access_key"], secret_key=place["secret_key"]
+    )
+    ranks = Ranks(store, tmp_path / "alone", world_size=1, limits=FAST, root=place["root"])
+    try:
+        (outcome,) = ranks.restore(CheckpointReference(key=key, sha256=sha256, step=step), [state_of(alone)])
+    finally:
+        ranks.close()
+    assert not isinstance(outcome, Exception), outcome
+    assert same(state_of(alone).flat(), cast("dict[str, Any]", torch.load(tmp_path / "whole.pt")))
+
+
+def test_the_work_is_shared_out_by_size_and_what_belongs_together_stays_together() -> None:
+    parameters = {name: torch.zeros(rows, 4) for name, rows in {"a": 9, "b": 5, "c": 4, "q": 2, "k": 2}.items()}
+    found = owners(parameters, [frozenset({"q", "k"})], 2)
+    assert found == {"a": 0, "b": 1, "c": 1, "q": 0, "k": 0}
+
+
+def test_a_fault_that_damages_one_replica_is_refused_where_there_are_none() -> None:
+    fault = "{attempt: 1, step: 2, rank: 0, kind: flipBit, tensor: head.weight}"
+    with pytest.raises(InvalidFields) as caught:
+        read_config(f"{{steps: 50, globalBatch: 8, data: {{path: /d}}, parallelism: sharded, faults: [{fault}]}}")
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["faults[0].kind"]
