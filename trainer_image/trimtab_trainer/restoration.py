@@ -28,8 +28,9 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
         PeerLost: another rank is gone.
     """
     manifest = runtime.checkpointer.restore(target, runtime.training_state, ledger)
-    # Whatever the checkpoint holds, its steps were trained on other data: the data are to blame.
-    changed = [text for text in runtime.world.gather_text(changed_data(runtime.data.description, manifest)) if text]
+    # Whatever the checkpoint holds, its steps were trained on other data, or under another seed: those are to blame.
+    own = "; ".join((*changed_seed(runtime.config.seed, manifest), *changed_data(runtime.data.description, manifest)))
+    changed = [text for text in runtime.world.gather_text(own) if text]
     if changed:
         raise RestoreFailed(Reason.CONFIG_MISMATCH, target.key, changed[0])
     found = [text for text in runtime.world.gather_text(_problem(runtime, manifest, _checksum(runtime))) if text]
@@ -42,10 +43,16 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
     runtime.vitals.step = manifest.step
 
 
-def changed_data(now: DataDescription, manifest: CheckpointManifest) -> str:
-    """What is otherwise with the data than when the checkpoint was saved; empty when nothing is."""
+def changed_data(now: DataDescription, manifest: CheckpointManifest) -> tuple[str, ...]:
+    """What is otherwise with the data than when the checkpoint was saved: one sentence a field."""
     saved = manifest.evaluation.data
-    return "" if saved is None else "; ".join(now.changes_since(saved))
+    return () if saved is None else now.changes_since(saved)
+
+
+def changed_seed(now: int, manifest: CheckpointManifest) -> tuple[str, ...]:
+    """Likewise of `seed`, of which no measured loss tells: dropout is off while it is measured."""
+    saved = manifest.evaluation.seed
+    return () if saved in {None, now} else (f"seed: was {saved}, is {now}",)
 
 
 def _checksum(runtime: Runtime) -> str:

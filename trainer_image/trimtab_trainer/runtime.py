@@ -295,6 +295,7 @@ class Runtime:
             losses=self.evaluation_losses(window),
             data=self.data.description,
             micro_batch=self.micro_batch,
+            seed=self.config.seed,
         )
 
     @property
