@@ -53,14 +53,16 @@ class Prepared:
 
 def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
     """Build model, data and store; raises BadConfig with all that is wrong with any of them, or DataUnreadable."""
-    trainee = Trainee(config)
     problems = list(share_problems(config, environment.world_size))
     vitals = Vitals()
+    trainee = _tried(lambda: _trainee(config), problems)
     data = _tried(lambda: _data(config, environment, vitals.advance), problems)
     store = _tried(lambda: _store(environment), problems)
-    parameters = dict(trainee.named_parameters())
-    faults = _tried(lambda: FaultInjector(config.faults, environment.rank, parameters), problems)
-    if problems or data is None or store is None or faults is None:
+    faults = None
+    if trainee is not None:
+        parameters = dict(trainee.named_parameters())
+        faults = _tried(lambda: FaultInjector(config.faults, environment.rank, parameters), problems)
+    if problems or trainee is None or data is None or store is None or faults is None:
         raise BadConfig(problems)
     return Prepared(
         environment=environment,
@@ -72,6 +74,14 @@ def prepare(environment: Environment, config: TrainerConfig, config_sha256: str)
         faults=faults,
         vitals=vitals,
     )
+
+
+def _trainee(config: TrainerConfig) -> Trainee:
+    """Model and optimizer; raises InvalidFields where the optimizer's settings do not fit this model."""
+    try:
+        return Trainee(config)
+    except InvalidFields as error:
+        raise InvalidFields(f"optimizer: {problem}" for problem in error.problems) from error
 
 
 def share_problems(config: TrainerConfig, ranks: int) -> Iterator[str]:
