@@ -125,7 +125,8 @@ class _Reading:
             if tensor.dtype not in ITEM_BYTES:
                 raise CliError(f"{self._name}: {name} is {tensor.dtype}, which safetensors files do not hold.")
             if len(found.get(name, ())) != 1:
-                raise CliError(f"{self._name}: {name} lies in {len(found.get(name, ()))} pieces, and not in one.")
+                pieces = len(found.get(name, ()))
+                raise CliError(f"{self._name}: {name} is sharded over ranks ({pieces} pieces), and not stored whole.")
         return {name: found[name][0] for name in self.tensors}
 
 
