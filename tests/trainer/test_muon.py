@@ -267,3 +267,24 @@ def test_a_single_row_or_column_is_normalised(shape: tuple[int, int]) -> None:
     (value,) = stepped([Weight("w", torch.zeros(shape, dtype=torch.float64))])
     assert value.isfinite().all()
     assert value.any()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_several_steps_follow_pytorch_muon(nesterov: bool) -> None:
+    """Its momentum is an average where ours is a sum; orthogonalised, both are the same direction."""
+    start = [gaussian(32, 48).float(), gaussian(48, 32, seed=1).float()]
+    theirs = [torch.nn.Parameter(weight.clone()) for weight in start]
+    ours = [weight.clone().requires_grad_() for weight in start]
+    pytorch = torch.optim.Muon(
+        theirs, lr=0.01, weight_decay=0.1, momentum=0.95, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+    )
+    config = MuonClipConfig(momentum=0.95, nesterov=nesterov, newton_schulz_dtype="bfloat16")
+    muon = Muon(weights({"wide": ours[0], "tall": ours[1]}), config)
+    for seed in range(2, 7):
+        for their, our in zip(theirs, ours, strict=True):
+            their.grad = gaussian(*their.shape, seed=seed).float()
+            our.grad = their.grad.clone()
+        pytorch.step()
+        muon.step(0.01)
+    for before, their, our in zip(start, theirs, ours, strict=True):
+        assert (our - their).norm() / (their - before).norm() < 0.03
