@@ -239,9 +239,9 @@ def _has_many(rows: Tensor) -> Tensor:
 
 def _attained(logits: Logits, log_sum_exp: Tensor, heads: Tensor) -> Tensor:
     """The largest logit [heads] in the row with the largest log-sum-exp; minus infinity for other heads."""
-    flat = log_sum_exp.transpose(0, 1).flatten(1)
+    flat = log_sum_exp.permute(1, 0, 2).flatten(1)
     best = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, flat.argmax(1, keepdim=True), heads[:, None])
-    marked = best.unflatten(1, (log_sum_exp.shape[0], -1)).transpose(0, 1)
+    marked = best.view(flat.shape[0], log_sum_exp.shape[0], -1).permute(1, 0, 2)
     return logits.maxima_of_rows(marked).to(log_sum_exp.dtype)
 
 
