@@ -2,11 +2,14 @@
 
 The process loads torch once and forks a child for every task. A point is a moment before or after a request to a
 store; a save writes nothing to a local disk. A child says the name of each point on a pipe before it passes it, and
-kills itself at the one it was told. Nothing is played: trainer, S3 server and the signal are the real ones.
+kills itself at the one it was told. Nothing is played: trainer, remover, journal, S3 server and the signal are the real
+ones.
 """
 
+import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -26,6 +29,19 @@ from checkpoint_ranks import EVALUATION, FAST, new_state
 from torch.distributed import TCPStore
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.keys import RunId
+from trimtab_operator.adapters.bucket import _make_client as make_operators_client
+from trimtab_operator.adapters.ports import Appended, Upload
+from trimtab_operator.adapters.s3 import (
+    S3CheckpointStore,
+    S3CheckpointStores,
+    S3Credentials,
+    S3JournalStore,
+    S3Location,
+)
+from trimtab_operator.checkpoint_remover import CheckpointRemover
+from trimtab_operator.deletion import being_deleted, next_command
+from trimtab_operator.journal import Identity, RunJournal
+from trimtab_operator.observation import Limits, Observation, RetentionSettings
 from trimtab_trainer.adapters.s3 import Bytes, ObjectStore, Part
 from trimtab_trainer.checkpointing import Checkpointer, Verified, uploading
 from trimtab_trainer.model import TransformerConfig
@@ -38,14 +54,16 @@ MODEL = TransformerConfig(width=160, layers=2, heads=4, sequence=8)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a child does: save a checkpoint of a step and verify it.
+    """What a child does: `save` a checkpoint of a step and verify it, or `retire` what nothing needs any more.
 
     `kill` is the number of the point at which it ends, `NOBODY` for none.
     """
 
+    work: str
     run: str
     endpoint: str
     bucket: str
+    audit: str
     root: str
     access_key: str
     secret_key: str
@@ -157,12 +175,122 @@ def save(task: Task, points: Points) -> None:
         time.sleep(0.005)
 
 
+class WatchedJournal(S3JournalStore):
+    """The operator's journal, with points around every record."""
+
+    points: Points
+
+    async def append(self, run: RunId, seq: int, body: bytes) -> Appended:
+        record = json.loads(body)
+        with self.points.around(f"append {record['action']} {record.get('phase') or ''}".rstrip()):
+            return await super().append(run, seq, body)
+
+
+class WatchedCheckpoints:
+    """`CheckpointStore` in the job's bucket, with points around every request; objects are deleted one by one."""
+
+    def __init__(self, store: S3CheckpointStore, points: Points) -> None:
+        self._store, self._points = store, points
+
+    @property
+    def root(self) -> str:
+        return self._store.root
+
+    async def check(self) -> None:
+        await self._store.check()
+
+    async def get(self, key: str, limit: int = 1 << 20) -> bytes:
+        with self._points.around(f"get {_name(key)}"):
+            return await self._store.get(key, limit)
+
+    async def sizes(self, prefix: str) -> Any:
+        with self._points.around("list"):
+            return await self._store.sizes(prefix)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            with self._points.around(f"delete {_name(key)}"):
+                await self._store.delete([key])
+
+    async def times(self, prefix: str) -> Any:
+        return await self._store.times(prefix)
+
+    async def uploads(self, prefix: str) -> Any:
+        with self._points.around("list uploads"):
+            return await self._store.uploads(prefix)
+
+    async def abort(self, uploads: Sequence[Upload]) -> None:
+        await self._store.abort(uploads)
+
+
+class OwnLease:
+    """A Lease that this process holds, and whose former holder cannot have had it for long."""
+
+    epoch, duration_seconds = 1, 0.0
+
+    def valid(self) -> bool:
+        return True
+
+
+KEEP_ONE = RetentionSettings(keep_last=2, keep_every=None, certify_steps=10, near=5, reach=10)
+
+
+async def _retire(task: Task, points: Points) -> None:
+    """What an operator does until a run that trains keeps no checkpoint that nothing needs."""
+    run, secret = (
+        RunId.parse(task.run),
+        {"AWS_ACCESS_KEY_ID": task.access_key, "AWS_SECRET_ACCESS_KEY": task.secret_key},
+    )
+    audit = WatchedJournal(S3Location(task.audit, task.endpoint), S3Credentials(task.access_key, task.secret_key))
+    audit.points = points
+    store = WatchedCheckpoints(
+        S3CheckpointStores().open(f"s3://{task.bucket}/{task.root}", task.endpoint, secret), points
+    )
+    woken = asyncio.Event()
+    journal = RunJournal(audit, run, Identity("operator", "pod", "uid", "image"))
+    remover = CheckpointRemover(run, audit, OwnLease(), woken.set)
+    await journal.take_over(OwnLease.epoch)
+    limits = Limits(
+        max_rollbacks=3,
+        max_restarts=3,
+        window_seconds=60,
+        certify_steps=10,
+        generation=1,
+        suspend=False,
+        retention=KEEP_ONE,
+    )
+    while True:
+        observation = Observation(
+            job="demo", now="", limits=limits, judged_step=task.step, removals=remover.removals(journal.state)
+        )
+        command = next_command(journal.state, observation)
+        if command is not None:
+            await journal.append(command.draft)
+        elif being_deleted(journal.state):
+            due = remover.attend(time.monotonic(), journal.state, store)
+            if math.isinf(due):
+                await woken.wait()
+                woken.clear()
+            else:
+                await asyncio.sleep(due - time.monotonic())
+        else:
+            return
+
+
+def retire(task: Task, points: Points) -> None:
+    """See `_retire`."""
+    asyncio.run(_retire(task, points))
+
+
+WORK: dict[str, Callable[[Task, Points], None]] = {"save": save, "retire": retire}
+
+
 def _child(task: Task, told: int) -> None:
     """Never returns: the copy of the process ends here, whatever happens."""
     status = 1
     try:
         with os.fdopen(told, "w") as tell:
-            save(task, Points(task.kill, tell))
+            WORK[task.work](task, Points(task.kill, tell))
         status = 0
     except Exception:  # noqa: BLE001 the copy of the process has nobody above it
         traceback.print_exc()
@@ -188,6 +316,8 @@ def _forked(task: Task) -> dict[str, Any]:
 def main() -> None:
     """Serve tasks until the input ends. Nothing here starts a thread, for a child would miss it."""
     torch.set_num_threads(1)
+    # It keeps what it read of the services' descriptions for all children.
+    make_operators_client(S3Location("bucket"), S3Credentials("", ""))
     for line in sys.stdin:
         print(json.dumps(_forked(Task(**json.loads(line)))), flush=True)
 

@@ -108,7 +108,7 @@ def policy_identity() -> dict[str, Any]:
 def rollback_trail(options: TrailOptions | None = None) -> Bodies:
     """Takeover to Completed: steps 1 to 323, back to step 300, windows 319 to 333 skipped, steps 301 to 600."""
     options = options or TrailOptions()
-    trail = TrailWriter()
+    trail = _begun()
     references = {
         step: CheckpointReference(key=key, sha256=sha256_hex(body), step=step)
         for step, (key, body) in zip((0, 300, 320), options.manifests, strict=True)
@@ -118,13 +118,6 @@ def rollback_trail(options: TrailOptions | None = None) -> Bodies:
         {"step": 300, "attempt": 1, "state": "Committed", "chosen": True, "why": "the newest one old enough"},
         {"step": 0, "attempt": 1, "state": "Committed", "chosen": False, "why": "an older one than the chosen"},
     ]
-    run = _directive(trail, Action.RUN)
-    trail.add("Takeover", after={"epoch": 1})
-    guard = {"policies": [policy_identity()], "mode": "Enforce", "from_attempt": 1, "from_step": 0}
-    trail.add("PolicyAccepted", after={"guard": guard})
-    run = _directive(trail, Action.RUN)
-    trail.effect("StartWorld", "Job demo-1 created", after={"directive": run, "generation": 1})
-    trail.add("WorldRunning", after={"world": 1, "phase": "Watching"})
     for reference in references.values():
         _checkpoint(trail, "Committed", reference, "manifest hash agrees")
     trail.add(
@@ -175,6 +168,27 @@ def rollback_trail(options: TrailOptions | None = None) -> Bodies:
         after={"directive": finish, "phase": "Completed"},
     )
     return trail.bodies
+
+
+def running_trail(references: Sequence[CheckpointReference]) -> TrailWriter:
+    """Takeover to a world that trains in its first attempt, with these checkpoints committed and verified."""
+    trail = _begun()
+    for reference in references:
+        _checkpoint(trail, "Committed", reference, "manifest hash agrees")
+        _checkpoint(trail, "Verified", reference, "read back whole")
+    return trail
+
+
+def _begun() -> TrailWriter:
+    """Takeover to a world that trains."""
+    trail = TrailWriter()
+    trail.add("Takeover", after={"epoch": 1})
+    guard = {"policies": [policy_identity()], "mode": "Enforce", "from_attempt": 1, "from_step": 0}
+    trail.add("PolicyAccepted", after={"guard": guard})
+    run = _directive(trail, Action.RUN)
+    trail.effect("StartWorld", "Job demo-1 created", after={"directive": run, "generation": 1})
+    trail.add("WorldRunning", after={"world": 1, "phase": "Watching"})
+    return trail
 
 
 def _directive(trail: TrailWriter, action: Action, **fields: Any) -> Directive:

@@ -1,4 +1,4 @@
-"""SIGKILL at every point of save, upload, commit and verification, on a real S3 server.
+"""SIGKILL at every point of save, upload, commit, verification and retention, on a real S3 server.
 
 Each point is the moment before or after one request to a store; at each a real process ends. Nothing else is written: a
 save leaves nothing on a local disk, which is looked at, too. Afterwards no checkpoint that looks whole fails to
@@ -17,10 +17,12 @@ import pytest
 from checkpoint_ranks import RUN, Ranks, image, new_state
 from killed_worker import MODEL, NOBODY, Task, Workers, workers
 from object_store_fixture import ADMIN, ObjectStoreServer
+from rollback_trail import running_trail
 from run_states import attempts, run_state
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.journal import Phase, parse_record, verify_chain
 from trimtab_operator.adapters.s3 import S3CheckpointStores
 from trimtab_operator.claims import look_at_claims
 from trimtab_operator.observation import CheckpointClaim
@@ -28,6 +30,7 @@ from trimtab_operator.records import Rejections
 from trimtab_trainer.adapters.s3 import ObjectStore
 
 GOOD, KILLED = 10, 20
+STEPS, NEEDLESS = (0, 20, 30, 40, 50), 20
 MOST_POINTS = 100
 
 
@@ -104,9 +107,11 @@ class Scene:
 @pytest.fixture
 def scene(object_store: ObjectStoreServer, killable: Workers, tmp_path: Path) -> Scene:
     task = Task(
+        work="save",
         run=str(RUN),
         endpoint=object_store.endpoint,
         bucket=object_store.new_bucket("killed"),
+        audit=object_store.new_bucket("audit"),
         root=f"team/{uuid.uuid4().hex}",
         access_key=ADMIN.access_key,
         secret_key=ADMIN.secret_key,
@@ -161,3 +166,75 @@ def _expect_every_kind(killed_at: list[str]) -> None:
     ]
     assert [one for one in wanted if one not in killed_at] == []
     assert sum("part of" in one for one in killed_at) == 4, "there are no two parts"
+
+
+class Bucket:
+    """What lies in the two buckets before an operator begins: five checkpoints and the journal that knows them."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._client, self._task = scene.server.client(), scene.task
+        for step in STEPS:
+            scene.save(step)
+        self.before = scene.objects()
+        self.references = {prefix: scene.reference(prefix) for prefix in self.before}
+        in_order = sorted(self.references.values(), key=lambda one: one.step)
+        self._journal = running_trail(in_order).bodies
+        self._bodies = {
+            f"{prefix}{name}": scene.store.get(f"{prefix}{name}")
+            for prefix, names in self.before.items()
+            for name in names
+        }
+
+    def set_back(self) -> None:
+        """All of it as it was."""
+        for key, body in self._bodies.items():
+            self._client.put_object(Bucket=self._task.bucket, Key=key, Body=body)
+        for seq, _ in self.records():
+            self._client.delete_object(Bucket=self._task.audit, Key=keys.journal_record(RUN, seq))
+        for seq, body in self._journal:
+            self._client.put_object(Bucket=self._task.audit, Key=keys.journal_record(RUN, seq), Body=body)
+
+    def records(self) -> list[tuple[int, bytes]]:
+        listed = self._client.list_objects_v2(Bucket=self._task.audit, Prefix=keys.journal_prefix(RUN))
+        found = [str(one["Key"]) for one in listed.get("Contents", ())]
+        read = [self._client.get_object(Bucket=self._task.audit, Key=key)["Body"].read() for key in found]
+        return list(zip(map(keys.journal_seq, found), read, strict=True))
+
+    def prefixes(self, phase: Phase) -> set[str]:
+        """The checkpoints of whose deletion there is a record of this phase."""
+        parsed = [parse_record(body) for _, body in self.records()]
+        found = [one.after or {} for one in parsed if one.action == "Deleting" and one.phase is phase]
+        named = [one["checkpoint"]["key"] if "checkpoint" in one else one["key"] for one in found]
+        return {str(key).removesuffix(keys.MANIFEST_NAME) for key in named}
+
+
+def test_an_operator_killed_at_any_point_of_retention_takes_nothing_that_is_needed(
+    scene: Scene, tmp_path: Path
+) -> None:
+    bucket = Bucket(scene)
+    (needless,) = [prefix for prefix, one in bucket.references.items() if one.step == NEEDLESS]
+    needed = {prefix: names for prefix, names in bucket.before.items() if prefix != needless}
+    killed_at: list[str] = []
+    for number in range(MOST_POINTS):
+        bucket.set_back()
+        ended, passed = scene.do(number, work="retire", step=max(STEPS))
+        now = scene.objects()
+        left = now.pop(needless, set())
+        assert now == needed, f"killed {passed[-1]}"
+        if left != bucket.before[needless]:
+            assert bucket.prefixes(Phase.INTENT) == {needless}, "data went without an intent"
+            assert keys.MANIFEST_NAME not in left, "half of a checkpoint looks whole"
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+        killed_at.append(passed[-1])
+        assert scene.do(work="retire", step=max(STEPS))[0] == 0, "the next operator finishes"
+        assert scene.objects() == needed, f"killed {passed[-1]}"
+        assert bucket.prefixes(Phase.INTENT) == bucket.prefixes(Phase.RESULT) == {needless}
+        assert not verify_chain(bucket.records()).problems
+    wanted = ["append Takeover", "append Deleting Intent", "append Deleting Result"]
+    wanted += ["list", "get manifest.json", "list uploads"]
+    wanted += [f"delete {name}" for name in bucket.before[needless]]
+    assert sorted(killed_at) == sorted(f"{when} {what}" for when in ("before", "after") for what in wanted)
+    newest = max(needed, key=lambda prefix: bucket.references[prefix].step)
+    assert scene.restores(bucket.references[newest], tmp_path / "restore")
