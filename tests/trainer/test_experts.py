@@ -84,7 +84,7 @@ def test_losses_and_telemetry_follow_their_definitions() -> None:
     experts, x = layer(top_k=2), inputs()
     routing = experts(x)[1]
     logits = F.linear(x, experts.router.weight)
-    probabilities = logits.softmax(-1)
+    probabilities = logits.detach().softmax(-1)
     balance, load = 0.0, torch.zeros(COUNT, dtype=torch.float64)
     for window in probabilities:
         sent = torch.zeros(COUNT, dtype=torch.float64)
