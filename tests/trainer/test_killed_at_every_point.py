@@ -29,6 +29,8 @@ from trimtab_operator.observation import CheckpointClaim
 from trimtab_operator.records import Rejections
 from trimtab_trainer.adapters.s3 import ObjectStore
 
+pytestmark = pytest.mark.timeout(600)
+
 GOOD, KILLED = 10, 20
 STEPS, NEEDLESS = (0, 20, 30, 40, 50), 20
 MOST_POINTS = 100
@@ -172,7 +174,7 @@ class Bucket:
     """What lies in the two buckets before an operator begins: five checkpoints and the journal that knows them."""
 
     def __init__(self, scene: Scene) -> None:
-        self._client, self._task = scene.server.client(), scene.task
+        self._scene, self._client, self._task = scene, scene.server.client(), scene.task
         for step in STEPS:
             scene.save(step)
         self.before = scene.objects()
@@ -186,13 +188,16 @@ class Bucket:
         }
 
     def set_back(self) -> None:
-        """All of it as it was."""
-        for key, body in self._bodies.items():
-            self._client.put_object(Bucket=self._task.bucket, Key=key, Body=body)
-        for seq, _ in self.records():
-            self._client.delete_object(Bucket=self._task.audit, Key=keys.journal_record(RUN, seq))
+        """All of it as it was: what was deleted is there again, and what was appended is not."""
+        there = {f"{prefix}{name}" for prefix, names in self._scene.objects().items() for name in names}
+        for key in self._bodies.keys() - there:
+            self._client.put_object(Bucket=self._task.bucket, Key=key, Body=self._bodies[key])
+        known = {seq for seq, _ in self.records()}
         for seq, body in self._journal:
-            self._client.put_object(Bucket=self._task.audit, Key=keys.journal_record(RUN, seq), Body=body)
+            if seq not in known:
+                self._client.put_object(Bucket=self._task.audit, Key=keys.journal_record(RUN, seq), Body=body)
+        for seq in known - {seq for seq, _ in self._journal}:
+            self._client.delete_object(Bucket=self._task.audit, Key=keys.journal_record(RUN, seq))
 
     def records(self) -> list[tuple[int, bytes]]:
         listed = self._client.list_objects_v2(Bucket=self._task.audit, Prefix=keys.journal_prefix(RUN))
