@@ -346,6 +346,6 @@ class Observation:
     notices: tuple[NoticeOutcome, ...] = ()
     """What became of notices that were handed over to be sent."""
     removals: tuple[Removal, ...] = ()
+    """What became of the data of checkpoints that are being deleted."""
     leftovers: tuple[Leftover, ...] = ()
     """Of saves that are known to be over, oldest step first."""
-    """What became of the data of checkpoints that are being deleted."""
