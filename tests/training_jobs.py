@@ -386,4 +386,5 @@ def new_namespace(operator: Cluster, sandbox: SandboxInfo, purpose: str) -> Gene
         with Redis.from_url(environment["TRIMTAB_REDIS_URL"]) as redis:
             yield Namespace(cluster, sandbox, redis, s3)
     finally:
-        operator.kubectl("delete", "namespace", name, "--wait=false")
+        # Behind the last tests the cluster is another one, without it.
+        operator.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
