@@ -98,7 +98,8 @@ def test_a_job_names_each_thing_it_lacks_and_starts_when_the_last_one_is_there(
     older = Trainer(object_store, bucket)
     policy["spec"]["remediation"]["margin"] = 50
     job["spec"]["resumeFrom"] = source = {"run": str(older.run), "step": 10}
-    api.apply(policy, job)
+    # In this order: the policy is the last thing it lacks, and without a source it would start.
+    api.apply(job, policy)
     _waits(api, namespace, "spec.resumeFrom.manifestSHA256: required, .* no journal of run lab/job/", "SourceRefused")
 
     source["manifestSHA256"] = "0" * 64
