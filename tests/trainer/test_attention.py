@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from trimtab_trainer.model import attention
 from trimtab_trainer.model.attention import AttentionResult, causal_attention, full_product_max_logit
+from trimtab_trainer.model.kernels import Kernel, available_kernels
 from trimtab_trainer.optim.muonclip_reference import largest_logits
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], AttentionResult]
@@ -26,7 +27,7 @@ def heads(shape: tuple[int, ...], *gains: float, dtype: torch.dtype = torch.floa
 
 
 def test_this_pytorch_has_the_kernel_that_returns_the_log_sum_exp() -> None:
-    assert attention.kernel_returns_log_sum_exp()
+    assert Kernel.CPU_FLASH in available_kernels()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -199,7 +200,7 @@ def test_output_and_gradients_are_bit_equal_to_plain_attention(
 def test_without_the_kernel_every_head_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = heads((2, 3, 64, 16))
     with_kernel = causal_attention(query, key, value, threshold=math.inf, exact=True)
-    monkeypatch.setattr(attention, "kernel_returns_log_sum_exp", lambda: False)
+    monkeypatch.setattr(attention, "available_kernels", lambda: frozenset({Kernel.PLAIN}))
     without = causal_attention(query, key, value, threshold=math.inf, exact=False)
     assert without.exact.all()
     assert torch.equal(without.max_logit, with_kernel.max_logit)

@@ -115,20 +115,12 @@ def infinite_beyond_resolution(max_logit: Tensor) -> Tensor:
     return torch.where(max_logit.abs() > LARGEST_RESOLVED_LOGIT, max_logit * math.inf, max_logit)
 
 
-def kernel_returns_log_sum_exp() -> bool:
-    """Whether this PyTorch has the private CPU kernel with the signature this module was written for."""
-    return Kernel.CPU_FLASH in available_kernels()
-
-
 def full_product_max_logit(query: Tensor, key: Tensor, visibility: Visibility = CAUSAL) -> Tensor:
     """Return the largest logit [heads], from the whole product in chunks of query rows."""
     return Logits(query, key, visibility, 1 / math.sqrt(query.shape[-1])).maxima()
 
 
 def _kernel_for(query: Tensor, value: Tensor, visibility: Visibility, sink: Tensor | None) -> Kernel:
-    available = available_kernels()
-    if not kernel_returns_log_sum_exp():
-        available -= {Kernel.CPU_FLASH}
     case = AttentionCase(
         device=query.device.type,
         dtype=query.dtype,
@@ -136,7 +128,7 @@ def _kernel_for(query: Tensor, value: Tensor, visibility: Visibility, sink: Tens
         masked=not visibility.plain,
         sink=sink is not None,
     )
-    return choose_kernel(case, available)
+    return choose_kernel(case, available_kernels())
 
 
 def _attend(
