@@ -8,6 +8,7 @@ where the same code wrote it, and where every check below holds. Else the journa
 import ast
 import importlib
 import inspect
+import sys
 from functools import cache
 
 import msgspec
@@ -50,8 +51,17 @@ def fold_sources() -> dict[str, str]:
         name = waiting.pop()
         if name not in found:
             found[name] = inspect.getsource(importlib.import_module(name))
-            imports = (node for node in ast.walk(ast.parse(found[name])) if isinstance(node, ast.ImportFrom))
-            waiting += [node.module for node in imports if node.module and node.module.startswith("trimtab_")]
+            waiting += _imported(found[name])
+    return found
+
+
+def _imported(source: str) -> list[str]:
+    """Our modules that a module imports from, and those among what it imports that are modules themselves."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("trimtab_"):
+            members = (f"{node.module}.{name.name}" for name in node.names)
+            found += [node.module, *(member for member in members if member in sys.modules)]
     return found
 
 

@@ -183,6 +183,6 @@ def test_a_state_that_would_not_read_back_the_same_is_not_kept() -> None:
 
 def test_the_version_of_the_fold_follows_from_all_code_it_is_made_of() -> None:
     sources = fold_sources()
-    for name in ("journal_fold", "run_state", "incidents"):
+    for name in ("journal_fold", "folds.checkpoints", "folds.worlds", "folds.values", "run_state", "incidents"):
         assert f"trimtab_operator.{name}" in sources
     assert "trimtab_contract.directives" in sources
