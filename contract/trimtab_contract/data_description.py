@@ -21,7 +21,11 @@ class SourceDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The data of a run: what gives a position its meaning. `separator` is None where documents are not told apart."""
+    """The data of a run: what gives a position its meaning.
+
+    `separator` is the token behind which another document begins for the loss, and `attention_separator` for attention;
+    None where documents are not told apart.
+    """
 
     order: Order
     seed: int
@@ -29,6 +33,7 @@ class DataDescription(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     sources: tuple[SourceDescription, ...]
     separator: int | None = None
+    attention_separator: int | None = None
 
     def data_order(self) -> DataOrder:
         """Which sample lies at every position; raises InvalidPosition."""
@@ -54,6 +59,7 @@ class DataDescription(msgspec.Struct, frozen=True, kw_only=True):
         }
         pairs = [(field, getattr(saved, name), getattr(self, name)) for field, name in fields.items()]
         pairs.append(("data.packing", saved.separator, self.separator))
+        pairs.append(("data.packing.attention", saved.attention_separator, self.attention_separator))
         if len(self.sources) != len(saved.sources):
             pairs.append(("data.sources", len(saved.sources), len(self.sources)))
         else:

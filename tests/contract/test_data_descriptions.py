@@ -26,6 +26,7 @@ def test_a_description_reads_back_and_has_the_order_that_the_run_had() -> None:
         ({"global_batch": 8}, "globalBatch: was 4, is 8"),
         ({"sequence": 9}, "model.sequence: was 8, is 9"),
         ({"separator": None}, "data.packing: was 255, is None"),
+        ({"attention_separator": 255}, "data.packing.attention: was None, is 255"),
         ({"sources": (WEB,)}, "data.sources: was 2, is 1"),
     ],
 )

@@ -10,7 +10,7 @@ from trimtab_trainer.accumulation import MicroBatches, accumulate
 from trimtab_trainer.assembly import share_problems
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.config import DataConfig, TrainerConfig
-from trimtab_trainer.data.packing import targets_of
+from trimtab_trainer.data.packing import documents_of, targets_of
 from trimtab_trainer.model import ModelOutput, Transformer, TransformerConfig
 
 SEPARATOR = 7
@@ -22,7 +22,8 @@ def share(samples: int = 8) -> Batch:
     tokens = torch.randint(0, 256, (samples, 33), generator=torch.Generator().manual_seed(5))
     for sample, row in enumerate(tokens):
         row[2 : 2 + 3 * sample] = SEPARATOR
-    return Batch(1, 1, 0, tokens[:, :-1], targets_of(tokens, SEPARATOR), torch.arange(samples), None)
+    targets, documents = targets_of(tokens, SEPARATOR), documents_of(tokens, SEPARATOR)
+    return Batch(1, 1, 0, tokens[:, :-1], targets, torch.arange(samples), None, documents)
 
 
 def computed(count: int, *, masked: bool, threshold: float = math.inf) -> tuple[MicroBatches, dict[str, Tensor]]:
@@ -32,7 +33,14 @@ def computed(count: int, *, masked: bool, threshold: float = math.inf) -> tuple[
         batch = Batch(1, 1, 0, batch.tokens, batch.tokens.roll(-1, 1), batch.sample_ids, None)
 
     def forward(part: Batch) -> ModelOutput:
-        return model(part.tokens, part.targets, qk_threshold=threshold, sample_ids=part.sample_ids, masked=masked)
+        return model(
+            part.tokens,
+            part.targets,
+            qk_threshold=threshold,
+            sample_ids=part.sample_ids,
+            masked=masked,
+            documents=part.documents,
+        )
 
     found = accumulate(batch, count, forward)
     return found, {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

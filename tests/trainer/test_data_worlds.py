@@ -6,12 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from object_store_fixture import ObjectStoreServer
+from object_store_fixture import ADMIN, ObjectStoreServer
 from redis_fixture import RedisServer
 from trainer_world import Run
 from trimtab_contract import keys
 from trimtab_contract.data_description import decode_data
 from trimtab_contract.directives import AckState, Action
+from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.batches import Batch
+from trimtab_trainer.config import read_config
+from trimtab_trainer.data import DataReader, Windows, documents_of, targets_of
+from trimtab_trainer.loop import Trainee
+from trimtab_trainer.tensors import floats
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -31,7 +37,7 @@ def run(redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Pa
     (tmp_path / "train.bin").write_bytes(random.integers(0, 250, 5_000).astype("<u2").tobytes())
     run.config["data"] = {
         "order": "shuffled",
-        "packing": {"boundaries": "masked"},
+        "packing": {"boundaries": "masked", "attention": "masked"},
         "sources": [
             {"path": f"s3://{run.bucket}/corpus/part-*.jsonl", "kind": "jsonl", "textField": "body", "weight": 0.5},
             {"path": str(tmp_path / "train.bin"), "kind": "uint16", "weight": 0.3, "name": "ids"},
@@ -41,6 +47,25 @@ def run(redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Pa
     yield run
     for log in sorted(tmp_path.glob("log-*")):
         print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def first_window(run: Run, **packing: str) -> tuple[float, list[float]]:
+    """Loss and largest logits of the first window, computed here by one rank from the same data."""
+    config = read_config(json.dumps(run.config | {"data": run.config["data"] | {"packing": packing}}))
+    store = ObjectStore(
+        run.bucket, endpoint=run.store.endpoint, access_key=ADMIN.access_key, secret_key=ADMIN.secret_key
+    )
+    reader = DataReader(
+        config.data, sequence=config.model.sequence, global_batch=config.global_batch, store_of=lambda _bucket: store
+    )
+    windows, trainee = Windows(*reader.opened()), Trainee(config)
+    samples = windows.read(0)
+    documents = documents_of(samples, windows.attention_separator)
+    targets = targets_of(samples, windows.separator)
+    batch = Batch(1, 1, 0, samples[:, :-1], targets, windows.positions(0), None, documents)
+    windows.close()
+    largest = trainee.forward(batch, exact=True).attention.max_logit
+    return trainee.losses(samples).mean().item(), floats(largest)
 
 
 def test_a_run_on_a_mixture_says_what_it_read_and_goes_on_with_another_number_of_ranks(run: Run) -> None:
@@ -53,6 +78,11 @@ def test_a_run_on_a_mixture_says_what_it_read_and_goes_on_with_another_number_of
         run.direct(Action.RUN, world=2, attempt=2, restore=target)
         run.ack(AckState.FINISHED, world=2)
     before, again = run.records(1), run.records(2)
+    loss, largest = first_window(run, **run.config["data"]["packing"])
+    assert before[1].scalars["loss"] == pytest.approx(loss, rel=5e-6)
+    assert before[1].vectors["qk_max_logit"].values() == pytest.approx(largest, rel=1e-5)
+    # Attention to earlier documents would have shown.
+    assert first_window(run, boundaries="masked")[0] != pytest.approx(loss, rel=5e-6)
     assert [again[step].window for step in range(5, 9)] == [before[step].window for step in range(5, 9)]
     for step in range(5, 9):
         # One rank adds up in another order than two.

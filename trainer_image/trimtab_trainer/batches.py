@@ -25,8 +25,12 @@ class Batch:
 
     rate_override: RateOverride | None
 
+    documents: Tensor | None = None
+    """[share, sequence] int64, the number of the document that a token belongs to, where attention sees no other."""
+
     def micro_batches(self, count: int) -> Iterator["Batch"]:
         """The same samples in order, cut into `count` batches of equal size, which must divide the share."""
         parts = (self.tokens.chunk(count), self.targets.chunk(count), self.sample_ids.chunk(count))
-        for tokens, targets, sample_ids in zip(*parts, strict=True):
-            yield replace(self, tokens=tokens, targets=targets, sample_ids=sample_ids)
+        documents = (None,) * count if self.documents is None else self.documents.chunk(count)
+        for tokens, targets, sample_ids, own in zip(*parts, documents, strict=True):
+            yield replace(self, tokens=tokens, targets=targets, sample_ids=sample_ids, documents=own)

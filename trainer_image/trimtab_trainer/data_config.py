@@ -82,7 +82,7 @@ class PackingConfig:
     """The token behind every document of `jsonl` and `text`, and with `masked` of `uint16` files too."""
 
     attention: Literal["open", "masked"] = "open"
-    """Only `open`: within a sample, attention sees earlier documents."""
+    """`masked`: a token attends to its own document only; else, within a sample, to earlier ones too."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -90,10 +90,6 @@ class PackingConfig:
                 None
                 if 0 <= self.separator <= LARGEST_TOKEN
                 else f"separator: {self.separator} must be a token from 0 to {LARGEST_TOKEN}",
-                None
-                if self.attention == "open"
-                else "attention: masked is not supported: the reference model's attention sees the whole sample; "
-                "use open, or a trainer of your own",
             )
         )
 
@@ -147,6 +143,11 @@ class DataConfig:
         """The token behind which no target is counted, or None where all are."""
         return self.packing.separator if self.packing.boundaries == "masked" else None
 
+    @property
+    def attention_separator(self) -> int | None:
+        """The token behind which attention sees nothing of what came before it, or None where it sees all."""
+        return self.packing.separator if self.packing.attention == "masked" else None
+
     def _missing(self) -> str | None:
         if self.sources and self.path is not None:
             return "path: give it or sources, not both"
@@ -173,13 +174,13 @@ class DataConfig:
 
     def _packing(self) -> list[str]:
         kinds = [(place.removeprefix("data."), source.kind) for place, source in self.fields_of_sources()]
-        problems: list[str] = []
-        if self.masked_separator is not None:
-            problems += [
-                f"packing.boundaries: masked needs documents, and {place} is plain bytes"
-                for place, kind in kinds
-                if kind is SourceKind.BYTES
-            ]
+        problems = [
+            f"packing.{field}: masked needs documents, and {place} is plain bytes"
+            for field, separator in (("boundaries", self.masked_separator), ("attention", self.attention_separator))
+            if separator is not None
+            for place, kind in kinds
+            if kind is SourceKind.BYTES
+        ]
         separator = self.packing.separator
         if separator < FIRST_BYTE_BEYOND_TEXT and any(kind.has_documents for _, kind in kinds):
             problems.append(
@@ -190,7 +191,8 @@ class DataConfig:
 
     def _separator(self, vocabulary: int) -> str | None:
         kinds = [source.kind for _, source in self.fields_of_sources()]
-        used = self.masked_separator is not None or any(kind.has_documents for kind in kinds)
+        masked = self.packing.boundaries == "masked" or self.packing.attention == "masked"
+        used = masked or any(kind.has_documents for kind in kinds)
         separator = self.packing.separator
         if not used or separator < vocabulary:
             return None

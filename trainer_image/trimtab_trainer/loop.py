@@ -17,7 +17,7 @@ from trimtab_trainer.accumulation import MicroBatches, accumulate
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.collectives import World, exchanging
 from trimtab_trainer.config import TrainerConfig
-from trimtab_trainer.data.packing import targets_of
+from trimtab_trainer.data.packing import documents_of, targets_of
 from trimtab_trainer.exact_steps import ExactSteps
 from trimtab_trainer.expert_metrics import expert_metrics
 from trimtab_trainer.mixed_precision import LossScaler, computing_in
@@ -88,13 +88,18 @@ class Trainee:
                 exact=exact,
                 sample_ids=batch.sample_ids,
                 masked=config.data.masked_separator is not None,
+                documents=batch.documents,
             )
 
     def _losses(self, samples: Tensor) -> Tensor:
-        separator = self.config.data.masked_separator
+        data = self.config.data
         with computing_in(self.config.precision, samples.device.type):
             output = self.model(
-                samples[:, :-1], targets_of(samples, separator), reduction="none", masked=separator is not None
+                samples[:, :-1],
+                targets_of(samples, data.masked_separator),
+                reduction="none",
+                masked=data.masked_separator is not None,
+                documents=documents_of(samples, data.attention_separator),
             )
         assert output.loss is not None
         return output.loss

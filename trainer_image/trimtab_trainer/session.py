@@ -17,7 +17,7 @@ from trimtab_contract.evidence import BatchLogEntry
 from trimtab_contract.metrics import MetricRecord, Vector
 
 from trimtab_trainer.batches import Batch
-from trimtab_trainer.data import targets_of
+from trimtab_trainer.data import documents_of, targets_of
 from trimtab_trainer.errors import WorldEnded
 from trimtab_trainer.execution import DirectiveExecutor
 from trimtab_trainer.replicas import compare_replicas
@@ -158,6 +158,7 @@ class Session:
             targets=targets_of(samples, self._runtime.data.separator),
             sample_ids=torch.arange(first, first + len(samples)),
             rate_override=self._state.rate_override,
+            documents=documents_of(samples, self._runtime.data.attention_separator),
         )
 
     def _boundary(self) -> None:

@@ -103,6 +103,7 @@ class DataReader:
             sequence=self._sequence,
             sources=tuple(described),
             separator=self._config.masked_separator,
+            attention_separator=self._config.attention_separator,
         )
 
     def _source(self, field: str, config: SourceConfig) -> Source:

@@ -41,6 +41,11 @@ class Windows:
         """The token behind which another document begins, where no target may cross from one to the next."""
         return self.description.separator
 
+    @property
+    def attention_separator(self) -> int | None:
+        """The token behind which another document begins, where attention sees no earlier ones."""
+        return self.description.attention_separator
+
     def read(self, window: int) -> Tensor:
         """This rank's share of a window, int64 [G / world size, T + 1]; raises DataUnreadable."""
         tokens = np.stack([sample.astype(np.int64) for sample in self._share_of(window)])
