@@ -31,6 +31,7 @@ from trimtab_trainer.checkpointing.verification import VerificationThread
 from trimtab_trainer.errors import RestoreFailed, TrainerError
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.optim import whole_checksum
+from trimtab_trainer.read_back import BYTES_PER_SECOND, PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +46,8 @@ class CheckpointLimits:
 
     save_deadline_seconds: float = 600.0
     restore_patience_seconds: float = 120.0
-    verify_patience_seconds: float = 600.0
-    verify_bytes_per_second: float = 256.0 * 1024 * 1024
+    verify_patience_seconds: float = PATIENCE_SECONDS
+    verify_bytes_per_second: float = BYTES_PER_SECOND
 
 
 class _Verdict(msgspec.Struct, frozen=True):

@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 from trimtab_contract.checkpoints import StoredObject, StoredSlice
 
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing.coordination import retried
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.errors import ObjectMissing, RestoreFailed, StoreRefused, StoreUnavailable
+from trimtab_trainer.retries import retried
 
 READERS = 4
 STRETCH_BYTES = 8 * 1024 * 1024

@@ -23,7 +23,7 @@ from trimtab_contract.checkpoints import (
 from trimtab_contract.directives import CheckpointReference, LearningRateOverride
 
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing.coordination import Board, retried
+from trimtab_trainer.checkpointing.coordination import Board
 from trimtab_trainer.checkpointing.events import CheckpointEvent, Saved, SaveFailed, SaveRefused
 from trimtab_trainer.checkpointing.inspection import Inspection, checksum_of_all, inspect, refusal
 from trimtab_trainer.checkpointing.reasons import SaveRefusal
@@ -32,6 +32,7 @@ from trimtab_trainer.checkpointing.staging import StagingRoom
 from trimtab_trainer.checkpointing.state import FlatState, describe, tensors_of
 from trimtab_trainer.checkpointing.uploading import ObjectUpload, Pace
 from trimtab_trainer.errors import PeerLost, SaveBroken, StoreError
+from trimtab_trainer.retries import retried
 
 PEER_GRACE_SECONDS = 30.0
 """How much longer than its own deadline a rank waits for another's word."""

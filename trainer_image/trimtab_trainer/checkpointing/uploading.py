@@ -13,8 +13,8 @@ from typing import Self, TypeVar
 from trimtab_contract.checkpoints import StoredObject, StoredSlice
 
 from trimtab_trainer.adapters.s3 import ObjectStore, Part
-from trimtab_trainer.checkpointing.coordination import retried
 from trimtab_trainer.errors import StoreError
+from trimtab_trainer.retries import retried
 
 PART_BYTES = 8 * 1024 * 1024
 PARTS_IN_FLIGHT = 3

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing.coordination import retried
 from trimtab_trainer.errors import DataUnreadable, StoreError
+from trimtab_trainer.retries import retried
 
 CACHE_BYTES = 64 * 1024 * 1024
 """Blocks that one rank keeps, of all its objects together."""
