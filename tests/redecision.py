@@ -204,6 +204,9 @@ class _Again:
         """Decide a record whose question is not recorded from what its trail holds; why that cannot be."""
         after: Mapping[str, Any] = record.after or {}
         latch: Mapping[str, Any] | None = after.get("latch")
+        checkpoint: Mapping[str, Any] | None = after.get("checkpoint")
+        if checkpoint is not None and self._state.checkpoint(checkpoint["key"]) is None:
+            return "that this checkpoint was saved is nowhere else in the trail"
         fired = int(latch["fired_step"]) if latch is not None and latch["asked"] is None else 0
         changes: dict[str, Any] = {}
         if fired:

@@ -4,19 +4,16 @@ Records are judged as they come, without the API server. A changed verdict, an a
 starts a reconcile, which reads the TrainingJob afresh and asks `remediation.advance` for one command after another.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
-from trimtab_contract.directives import AckState
 from trimtab_contract.journal import JournalRecord, Phase
-from trimtab_contract.keys import RunId, ack_stream, metrics_stream
+from trimtab_contract.keys import RunId
 
 from trimtab_operator.adapters.ports import (
-    ACK_PAGE,
     Bus,
     CheckpointStores,
     Cluster,
@@ -40,24 +37,22 @@ from trimtab_operator.finish_watch import FinishWatch, waits_for
 from trimtab_operator.guards import load_texts
 from trimtab_operator.journal import Identity, RunJournal, wall_time
 from trimtab_operator.judge import Judge
+from trimtab_operator.listener import RunListener
 from trimtab_operator.metric_watch import MetricWatch
-from trimtab_operator.observation import Acks, MissingMetric, PodsState
+from trimtab_operator.observation import MissingMetric, PodsState
 from trimtab_operator.observer import Observer, Surveyed
 from trimtab_operator.oversight import Oversight
-from trimtab_operator.progress import DiagnosisClock, FinalCheckClock, ProgressClock, TrainingClock
+from trimtab_operator.progress import FinalCheckClock
 from trimtab_operator.reasons import ConditionType, Reason
-from trimtab_operator.records import BATCH, RecordFeed, Rejections
 from trimtab_operator.remediation import advance
 from trimtab_operator.reporter import Reporter
 from trimtab_operator.resources import parse_duration
-from trimtab_operator.run_state import JournalAction, PendingEffect, RunPhase, RunState
+from trimtab_operator.run_state import JournalAction, PendingEffect, RunState
 from trimtab_operator.signatures import AnchorSigner
 from trimtab_operator.source_reader import SourceReader
 from trimtab_operator.status import Situation
-from trimtab_operator.tasks import end_tasks
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
-LISTEN_MILLISECONDS = 1000
 STARTING_SECONDS = 3.0
 """How soon a world whose pods are starting is looked at again: pods are not watched, and no event tells of one that
 cannot start."""
@@ -66,9 +61,6 @@ MAX_COMMANDS = 500
 
 _ENDS = frozenset({JournalAction.INCIDENT_CLOSED, JournalAction.COMPLETED})
 """What is written only when the anchor knows all before it, so that whoever reads that it went well can prove it."""
-
-_TRAINING = frozenset({RunPhase.WATCHING, RunPhase.PROBATION})
-_STANDING = frozenset({AckState.HOLDING, AckState.FINISHED})
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -114,23 +106,14 @@ class RunReconciler:
         self._anchors = AnchorKeeper(ports.cluster, run, ports.signer)
         self._end_written = False
         self._judge = Judge()
-        self._rejections = Rejections(run)
-        self._feed = RecordFeed(ports.bus, run, self._rejections)
         sources = SourceReader(ports.cluster, ports.journal, ports.watches, ports.signer)
         self._observer = Observer(run, ports.cluster, ports.journal, ports.stores, sources)
+        self._listener = RunListener(run, ports.bus, self._judge, lambda: self.state, lambda: self._observer.store)
         self._reporter = Reporter(ports.cluster)
         self._untold: list[JournalRecord] = []
-        self._acks: Acks = Acks()
-        self._progress: ProgressClock | None = None
         self._metrics = MetricWatch()
-        self._trained = TrainingClock()
         self._finish = FinishWatch()
         self._final_check = FinalCheckClock()
-        self._diagnosis = DiagnosisClock()
-        self._late = False
-        self._hung = ""
-        self._bus_answers = True
-        self._woken = asyncio.Event()
         self._next_resync = 0.0
         self._remover = CheckpointRemover(run, ports.journal, ports.lease, self.wake)
 
@@ -141,7 +124,7 @@ class RunReconciler:
 
     def wake(self) -> None:
         """Something about the run changed: look at it now."""
-        self._woken.set()
+        self._listener.wake()
 
     async def close(self) -> None:
         """End what is under way beside the turns."""
@@ -156,7 +139,7 @@ class RunReconciler:
         await self._journal.take_over(self._ports.lease.epoch, *await self._anchors.vouchers())
         self._ports.oversight.known(self.run, self.state)
         await load_texts(self._ports.journal, self.state, self._judge.texts)
-        self._woken.set()
+        self._listener.wake()
 
     async def refuse(self, error: JournalBroken) -> None:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""
@@ -177,116 +160,17 @@ class RunReconciler:
             raise
 
     async def _turn(self) -> None:
-        due = await self._listen()
-        changed = await self._read_bus()
-        if due or changed or time.monotonic() >= self._next_resync:
-            self._woken.clear()
-            self._next_resync = time.monotonic() + self._ports.resync_seconds
-            await self._reconcile()
-
-    # Listening ------------------------------------------------------------------------------------------------------
-
-    async def _listen(self) -> bool:
-        """Wait until a stream has news or somebody woke us; True for the latter."""
-        if self._woken.is_set():
-            return True
-        streams = {ack_stream(self.run): self._acks.cursor}
-        if self.state.attempt and not self.state.ended:
-            streams[metrics_stream(self.run, self.state.attempt)] = self._feed.cursor
-        woken = asyncio.ensure_future(self._woken.wait())
-        news = asyncio.ensure_future(self._ports.bus.wait(streams, LISTEN_MILLISECONDS))
+        due = await self._listener.wait()
         try:
-            await asyncio.wait({woken, news}, return_when=asyncio.FIRST_COMPLETED)
-            if news.done():
-                self._hear(answers=True)
-                news.result()
-        except BusUnavailable:
-            self._hear(answers=False)
-            raise
-        finally:
-            await end_tasks(woken, news)
-        return self._woken.is_set()
-
-    def _hear(self, *, answers: bool) -> None:
-        """Redis that comes back may have forgotten users and directive: look at the run at once."""
-        if answers and not self._bus_answers:
-            self._woken.set()
-        self._bus_answers = answers
-
-    async def _read_bus(self) -> bool:
-        """Take in acks and records; whether anything changed that a decision may depend on."""
-        before, late = _said(self._acks), self._late
-        try:
-            await self._read_acks()
-            await self._read_records()
+            changed = await self._listener.read()
             await self._keep_directive()
         except BusUnavailable:
-            self._hear(answers=False)
+            self._listener.hear(answers=False)
             raise
-        after = _said(self._acks)
-        world, hung = self.state.world, self._hung
-        if self._progress is not None and world is not None and world.live:
-            now = time.monotonic()
-            self._hung = self._progress.observe(now, world.number, self._acks.latest, bus_answers=self._bus_answers)
-        self._judge.listen(self._trained.observe(time.monotonic(), training=self._trains()), self.state)
-        self._late = self._diagnosis.observe(
-            time.monotonic(),
-            self.state.directive,
-            waits=self.state.phase is RunPhase.DIAGNOSING,
-            bus_answers=self._bus_answers,
-        )
-        return before != after or hung != self._hung or late != self._late or self._verdict_changed()
-
-    def _trains(self) -> bool:
-        """Whether records should be coming, and would be heard."""
-        latest = self._acks.latest
-        running = latest is not None and latest.state is AckState.RUNNING and latest.attempt == self.state.attempt
-        return self._bus_answers and running and self.state.phase in _TRAINING
-
-    def _verdict_changed(self) -> bool:
-        firing, incident = self._judge.firing, self.state.incident
-        if firing is not None and (incident is None or incident.latch != firing):
-            return True
-        notes = ((f"{note.policy}/{note.rule}", note.attempt, note.step) for note in self._judge.notes)
-        return any(note not in self.state.fired for note in notes) or self._milestone()
-
-    def _milestone(self) -> bool:
-        """A judged step at which remediation has something to decide, without any ack or firing."""
-        state, judged = self.state, self._judge.judged_step
-        finished = self._acks.finished
-        if finished is not None and finished.attempt == state.attempt and judged >= finished.step and not state.ended:
-            return True
-        return state.incident is not None and judged >= state.incident.probation_until
-
-    async def _read_acks(self) -> None:
-        while True:
-            batch = await self._ports.bus.acks(self.run, self._acks.cursor)
-            for entry_id, ack in batch.acks:
-                self._acks = self._acks.hear(entry_id, ack, self.state)
-            self._acks = replace(self._acks, cursor=batch.cursor)
-            self._rejections.add(batch.rejected)
-            if len(batch.acks) + len(batch.rejected) < ACK_PAGE:
-                return
-
-    async def _read_records(self) -> None:
-        state = self.state
-        if not state.attempts or not state.guards:
-            return
-        if self._judge.needs_loading(state) or self._feed.store is not self._observer.store:
-            segments, first = self._judge.wanted(state)
-            self._feed.store = self._observer.store
-            self._judge.begin(state, await self._feed.surviving(segments, first))
-            return
-        while True:
-            judged = self._judge.judged_step
-            records = await self._feed.after(state.attempt, judged)
-            self._judge.take(records, state)
-            if len(records) < BATCH or self._judge.judged_step == judged:
-                break
-        # A bus that was emptied shows no gap as long as the world publishes nothing more.
-        told = self._acks.latest
-        if told is not None and told.attempt == state.attempt and told.state in _STANDING:
-            self._judge.take(await self._feed.archived(state.attempt, self._judge.judged_step + 1, told.step), state)
+        if due or changed or time.monotonic() >= self._next_resync:
+            self._listener.rest()
+            self._next_resync = time.monotonic() + self._ports.resync_seconds
+            await self._reconcile()
 
     async def _keep_directive(self) -> None:
         """Publish the directive in force again when Redis lost it or holds an older one."""
@@ -310,9 +194,7 @@ class RunReconciler:
             await self._reporter.invalid(body, str(error))
             return
         deadlines = parse_duration(job.spec.startup_deadline), parse_duration(job.spec.progress_deadline)
-        if self._progress is None:
-            self._progress = ProgressClock(*deadlines)
-        self._progress.startup_deadline, self._progress.progress_deadline = deadlines
+        self._listener.give_deadlines(*deadlines)
         around = Surroundings(job, self._ports.defaults, self._ports.cluster, self._ports.bus)
         surveyed = await self._drive(job, around)
         next_removal = self._remover.attend(time.monotonic(), self.state, self._observer.store)
@@ -334,19 +216,19 @@ class RunReconciler:
             outdated=surveyed.guard.outdated,
             missing_metrics=self._missing_metrics(surveyed, job),
             last=self._judge.last,
-            heard=self._acks.word_of_world(self.state),
+            heard=self._listener.acks.word_of_world(self.state),
             finish_pending=self._finish_pending(
                 "; ".join(blocker.message for blocker in surveyed.blockers), surveyed.last_step
             ),
             anchor_pending=self._anchors.problem,
             automation_held=hold.message if hold is not None and hold.id else "",
             deletion_pending=self._remover.trouble,
-            checkpoints_behind=self._acks.behind(self.state),
+            checkpoints_behind=self._listener.acks.behind(self.state),
         )
 
     def _finish_pending(self, trouble: str, last_step: int | None = None) -> str:
         """What a finished world has waited for so long that people must hear of it, or nothing."""
-        finished = self._finish.observe(time.monotonic(), self.state, self._acks)
+        finished = self._finish.observe(time.monotonic(), self.state, self._listener.acks)
         judged = self._judge.judged_step
         return waits_for(finished, self.state, judged, trouble, last_step) if finished is not None else ""
 
@@ -358,22 +240,22 @@ class RunReconciler:
         """Ask for commands and carry them out until nothing is left to do."""
         await self._journal.settle()
         surveyed = await self._observer.survey(job, self.state, self._judge)
-        await self._read_records()  # the archive can be read from now on
+        await self._listener.read_records()  # the archive can be read from now on
         for _ in range(MAX_COMMANDS):
             await self._journal.keep_snapshot()
             observation = await self._observer.observe(
                 surveyed,
                 job=self.run.name,
                 now=wall_time(),
-                acks=self._acks,
+                acks=self._listener.acks,
                 judge=self._judge,
                 state=self.state,
-                hung=self._hung,
+                hung=self._listener.hung,
                 missing_metrics=self._missing_metrics(surveyed, job),
                 final_check_over=self._final_check.observe(
-                    time.monotonic(), self._acks.finished, self._judge.judged_step
+                    time.monotonic(), self._listener.acks.finished, self._judge.judged_step
                 ),
-                diagnosis_late=self._late,
+                diagnosis_late=self._listener.late,
             )
             oversight = self._ports.oversight
             held, outcomes = oversight.held(), oversight.outcomes(self.run, self.state)
@@ -391,8 +273,8 @@ class RunReconciler:
             else:
                 await self._perform(command, around)
                 surveyed = await self._observer.survey(job, self.state, self._judge)
-            await self._read_acks()
-            await self._read_records()
+            await self._listener.read_acks()
+            await self._listener.read_records()
         message = f"run {self.run}: no end after {MAX_COMMANDS} commands"
         raise OperatorError(message)
 
@@ -423,7 +305,7 @@ class RunReconciler:
         effect: PendingEffect = command.effect
         outcome = await perform(effect, self.state, around)
         self._check_lease()
-        self._hung = ""
+        self._listener.hung = ""
         result = Draft(
             action=effect.action, phase=Phase.RESULT, id=effect.id, incident=effect.incident, outcome=outcome
         )
@@ -486,12 +368,3 @@ class RunReconciler:
         anchored = await self._anchors.write(self.state, ended=True)
         if not anchored and not self._anchors.lost:
             raise AnchorPending(self._anchors.problem)
-
-
-def _said(acks: Acks) -> tuple[object, ...]:
-    """What of all acks a decision may depend on: progress alone changes nothing."""
-    latest, heard = acks.latest, (acks.saved, acks.verified, acks.verify_failed, acks.refused)
-    if latest is None:
-        return heard
-    state = (latest.state, latest.world, latest.attempt, latest.epoch, latest.seq, latest.reason, latest.checkpoint)
-    return (*heard, *state)
