@@ -27,6 +27,7 @@ USER 65532:65532
 WORKDIR /tmp
 
 FROM runtime AS trainer
+ENV TRIMTAB_LAUNCHER="python -m trimtab_trainer.launcher"
 COPY --from=trainer-requirements /opt/trimtab /opt/trimtab
 COPY --from=package /package /opt/package
 

@@ -13,7 +13,7 @@ from sandbox_fixture import Cluster
 
 SYSTEM = "trimtab-system"
 LEASE = "trimtab-operator"
-OPERATOR, TRAINER, TORCHRUN = "trimtab_operator", "trimtab_trainer", "torchrun"
+OPERATOR, TRAINER, TORCHRUN = "trimtab_operator", "trimtab_trainer", "trimtab_trainer.launcher"
 SLICE_NANOSECONDS, IDLE_SECONDS = 1_500_000, 0.008
 """In slow motion: less work, and less waiting for a store, than lies between two of the operator's journal records."""
 

@@ -236,7 +236,7 @@ class Run:
         environment = self.environment(number, node)
         command = [sys.executable]
         if torchrun:
-            command += ["-m", "torch.distributed.run", "--nnodes", str(ranks), "--node-rank", str(node)]
+            command += ["-m", "trimtab_trainer.launcher", "--nnodes", str(ranks), "--node-rank", str(node)]
             command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
             command += ["--max-restarts", "0"]
         else:

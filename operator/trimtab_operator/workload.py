@@ -34,6 +34,9 @@ NONROOT = 65532
 SHUTDOWN_RESERVE_SECONDS = 5
 """torchrun kills its workers this long before the kubelet kills torchrun, so that it can still report."""
 
+LAUNCHER_VARIABLE = "TRIMTAB_LAUNCHER"
+"""Of a trainer's image: the words to start in place of `torchrun`."""
+
 _REFERENCE_TRAINER = ("-m", "trimtab_trainer")
 _QUEUE_LABEL_PREFIX = "kueue.x-k8s.io/"
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -342,11 +345,14 @@ def _own_volumes(config_map: str) -> tuple[_Volume, ...]:
 
 
 def _launch(job: TrainingJobView, attempt: int) -> str:
-    """The shell line that becomes torchrun; what torchrun launches follows as the shell's arguments."""
+    """The shell line that becomes torchrun; what torchrun launches follows as the shell's arguments.
+
+    An image may name a program of its own that takes torchrun's arguments, as ours does for the sake of its last words.
+    """
     world, spec = world_name(job.name, attempt), job.spec
     grace = spec.pod_template.termination_grace_period_seconds - SHUTDOWN_RESERVE_SECONDS
     return (
-        f"exec torchrun --nnodes {spec.trainer.num_nodes} --node-rank $JOB_COMPLETION_INDEX"
+        f"exec ${{{LAUNCHER_VARIABLE}:-torchrun}} --nnodes {spec.trainer.num_nodes} --node-rank $JOB_COMPLETION_INDEX"
         f" --nproc-per-node {processes_per_node(spec)} --master-addr {world}-0.{world} --master-port {MASTER_PORT}"
         f' --max-restarts 0 --shutdown-timeout {grace} "$@"'
     )

@@ -98,6 +98,7 @@ def development_image() -> Image:
                 f"PYTHONPATH={':'.join(f'{WORKING_TREE}/{root}' for root in _SOURCE_ROOTS)}",
                 "PYTHONDONTWRITEBYTECODE=1",
                 "PYTHONUNBUFFERED=1",
+                "TRIMTAB_LAUNCHER=python -m trimtab_trainer.launcher",
             ],
         },
     )

@@ -97,7 +97,7 @@ def test_torchrun_replaces_the_shell_and_ends_its_workers_before_the_kubelet_end
     shell, flag, line, name = container(objects)["command"]
     assert (shell, flag, name) == ("/bin/sh", "-c", "torchrun")
     words = shlex.split(line)
-    assert words[:2] == ["exec", "torchrun"]
+    assert words[:2] == ["exec", "${TRIMTAB_LAUNCHER:-torchrun}"]
     assert words[-1] == "$@"
     options = dict(zip(words[2:-1:2], words[3:-1:2], strict=True))
     assert options == {

@@ -1,6 +1,9 @@
 """How a world that ends as it was told looks to people: in its exit statuses, which are the pods', and in its logs."""
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from object_store_fixture import ObjectStoreServer
@@ -12,21 +15,54 @@ from trimtab_trainer.termination import exit_status
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_a_stopped_world_completes_and_its_logs_show_no_traceback(
-    redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Path
-) -> None:
-    run = Run(redis_server, object_store, tmp_path, object_store.new_bucket(), {"steps": 100_000})
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Path) -> MakeRun:
+    def make(**settings: Any) -> Run:
+        return Run(redis_server, object_store, tmp_path, object_store.new_bucket(), {"steps": 100_000}, **settings)
+
+    return make
+
+
+def last_line(run: Run, node: int, world: int = 1) -> str:
+    """What a reader of the end of a pod's log sees."""
+    return run.log(node, world).splitlines()[-1]
+
+
+def test_a_stopped_world_completes_and_its_logs_end_with_one_sentence(make_run: MakeRun) -> None:
+    run = make_run()
     with run.world(torchrun=True) as world:
         run.direct(Action.RUN)
         run.record(3)
         stop = run.direct(Action.STOP)
         assert world.ended() == [0] * RANKS
-    run.ack(AckState.STOPPED, stop)
+    stopped = run.ack(AckState.STOPPED, stop)
     for node in range(RANKS):
         log = run.log(node)
         assert run.message(node).reason is Reason.STOPPED
         assert "Traceback" not in log, log
-        assert log.count("the run is stopped for good, as it was told") == 1
+        said = f"trimtab: ended at step {stopped.step}: the run is stopped for good, as it was told"
+        assert last_line(run, node).startswith(said), log
+
+
+def test_a_drained_world_fails_no_pod_in_its_logs_and_does_in_its_exit_statuses(make_run: MakeRun) -> None:
+    """torchrun is told of the drain in one pod; in the other it only sees a process that ended with 1."""
+    run = make_run()
+    with run.world(torchrun=True) as world:
+        run.direct(Action.RUN)
+        run.record(3)
+        world.signal_pod(1, signal.SIGTERM)
+        assert world.ended() == [1] * RANKS
+    drained = run.ack(AckState.TERMINATED)
+    for node in range(RANKS):
+        log = run.log(node)
+        assert run.message(node).reason is Reason.TERMINATED
+        assert "Traceback" not in log, log
+        assert "failed" not in log, log
+        said = f"trimtab: drained: all ranks saved at step {drained.step}, and the next world goes on from there"
+        assert last_line(run, node) == said, log
 
 
 @pytest.mark.parametrize("reason", sorted(Reason))

@@ -218,6 +218,8 @@ def test_a_killed_rank_ends_the_world_and_the_next_one_resumes_bit_for_bit(make_
         assert all(status != 0 for status in world.ended())
     assert run.message(0).reason is Reason.PEER_LOST
     assert not run.message_path(1, 1).exists()
+    assert run.log(0).splitlines()[-1].startswith("trimtab: failed at step 18 (PeerLost): ")
+    assert all("ChildFailedError" in run.log(node) for node in (0, 1))
     lost = run.records(1)
     assert set(lost) == set(range(1, 19))
     assert run.archived(1) == lost
@@ -253,7 +255,8 @@ def test_a_killed_rank_ends_the_world_and_the_next_one_resumes_bit_for_bit(make_
     said = run.ack(AckState.TERMINATED)
     messages = [run.message(node, 2) for node in (0, 1)]
     assert [m.reason for m in messages] == [Reason.TERMINATED] * 2
-    assert all("this world ends as it was told, and another one goes on" in run.log(node, 2) for node in (0, 1))
+    drained = f"trimtab: drained: all ranks saved at step {said.step}, and the next world goes on from there"
+    assert [run.log(node, 2).splitlines()[-1] for node in (0, 1)] == [drained] * 2
     assert messages[0].saved == messages[1].saved == said.checkpoint
     assert messages[0].saved is not None
     assert messages[0].saved.step == messages[0].step == messages[1].step == said.step
