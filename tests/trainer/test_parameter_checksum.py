@@ -1,5 +1,9 @@
 """The parameter checksum sees any one bit, any exchange, and names the tensor."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -66,3 +70,32 @@ def test_other_types_are_seen_too(dtype: torch.dtype) -> None:
     transposed = parameter_checksum([("t", tensor.T)])
     tensor[1, 2] += 1
     assert len({before.total, transposed.total, parameter_checksum([("t", tensor)]).total}) == 3
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch computes on the caller's thread, as in a trainer's pod that torchrun started."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_checksum_of_many_tensors_needs_room_for_one_pass_only() -> None:
+    tensor = torch.ones(4 * checksum.CHUNK_WORDS)
+    many = [(str(number), tensor) for number in range(200)]
+    parameter_checksum(many[:1])
+    with ThreadPoolExecutor(1) as pool:
+        # On a thread of its own, as a save does it: what the first thread has freed before is no room there.
+        resting = pool.submit(resident_bytes, "VmRSS").result()
+        Path("/proc/self/clear_refs").write_text("5")
+        pool.submit(parameter_checksum, many).result()
+        grown = resident_bytes("VmHWM") - resting
+    assert grown < 32 * 8 * checksum.CHUNK_WORDS
+
+
+def resident_bytes(field: str) -> int:
+    """Of this process, now (`VmRSS`) or at most since it was last reset (`VmHWM`)."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields[field].split()[0]) * 1024

@@ -56,10 +56,11 @@ class ObjectUpload:
         self._deadline, self._stopped = deadline, stopped
         self._whole, self._own = hashlib.sha256(), hashlib.sha256()
         self._slices: list[StoredSlice] = []
-        self._part = bytearray()
+        self._room: list[bytearray] = []
+        self._part, self._filled = bytearray(), 0
         self._upload = ""
         self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="checkpoint-part")
-        self._flying: set[Future[Part]] = set()
+        self._flying: set[Future[tuple[Part, bytearray]]] = set()
         self._parts: list[Part] = []
         self._failure: StoreError | None = None
         self.size = 0
@@ -94,10 +95,13 @@ class ObjectUpload:
         self._own.update(view)
         taken = 0
         while taken < len(view):
-            piece = view[taken : taken + PART_BYTES - len(self._part)]
-            self._part += piece
+            if not self._part:
+                self._part = self._room.pop() if self._room else bytearray(PART_BYTES)
+            piece = view[taken : taken + PART_BYTES - self._filled]
+            self._part[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
             taken += len(piece)
-            if len(self._part) == PART_BYTES:
+            if self._filled == PART_BYTES:
                 self._send_remembering()
         self.size += taken
         return taken
@@ -134,17 +138,20 @@ class ObjectUpload:
             self._land(FIRST_COMPLETED)
         number = len(self._parts) + len(self._flying) + 1
         self._flying.add(self._pool.submit(self._put_part, number, self._part))
-        self._part = bytearray()
+        self._part, self._filled = bytearray(), 0
 
-    def _put_part(self, number: int, body: bytearray) -> Part:
+    def _put_part(self, number: int, body: bytearray) -> tuple[Part, bytearray]:
         self._pace.wait_for(len(body))
-        return self._patiently(lambda: self._store.put_part(self._key, self._upload, number, body))
+        return self._patiently(lambda: self._store.put_part(self._key, self._upload, number, body)), body
 
     def _land(self, when: str) -> None:
         done, self._flying = wait(self._flying, return_when=when)
-        self._parts += [future.result() for future in done]
+        for part, body in (future.result() for future in done):
+            self._parts.append(part)
+            self._room.append(body)
 
     def _complete(self) -> None:
+        del self._part[self._filled :]
         if not self._upload:
             self._pace.wait_for(len(self._part))
             self._patiently(lambda: self._store.put(self._key, bytes(self._part)))
