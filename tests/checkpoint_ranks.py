@@ -146,7 +146,7 @@ class Ranks:
     def save(self, states: list[TrainingState], step: int, trigger: Any = "Periodic", **changes: Any) -> None:
         """Save on every rank."""
         skip = changes.pop("skip", SkipLedger())
-        config_sha256 = changes.pop("config_sha256", "c" * 64)
+        config_sha256, config = changes.pop("config_sha256", "c" * 64), changes.pop("config", None)
 
         def act(rank: int) -> None:
             self.checkpointers[rank].save(
@@ -161,6 +161,7 @@ class Ranks:
                 evaluation=EVALUATION,
                 config_sha256=config_sha256,
                 code_sha256="d" * 64,
+                config=config,
             )
 
         assert self.run(act) == [None] * self.world_size

@@ -16,7 +16,7 @@ from trimtab_operator.run_state import CheckpointState
 from trimtab_operator.workload import trainer_config_text
 
 from trimtab_cli.adapters.object_store import ObjectStore
-from trimtab_cli.checkpoint_verification import Unproved, object_problem, proved_manifest
+from trimtab_cli.checkpoint_verification import Unproved, config_changes, object_problem, proved_manifest
 from trimtab_cli.checkpoint_view import CheckpointRow
 from trimtab_cli.errors import CliError, NotFound, UsageError
 from trimtab_cli.model_config import MODEL_PREFIX, model_config, model_tensors
@@ -30,13 +30,18 @@ SHOWN_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and whether the job's configuration is still the one of the checkpoint."""
+    """What was written, and whether the job's configuration is still the one of the checkpoint.
+
+    `changes` has a sentence for each field that is another one now, where `config_recorded`: the checkpoint tells.
+    """
 
     folder: str
     tensors: int
     size: int
     sha256: str
     config_unchanged: bool
+    config_recorded: bool
+    changes: tuple[str, ...]
 
 
 def choose(
@@ -79,7 +84,7 @@ def export_checkpoint(
         "manifest_sha256": row.sha256,
         "config_unchanged": unchanged,
     }
-    config = model_config(trainer, tensors, origin)
+    config = model_config(trainer, tensors, origin, manifest.config)
     wrong = [
         problem
         for one in output.each(sorted(manifest.objects), "verifying objects")
@@ -89,7 +94,8 @@ def export_checkpoint(
         raise CliError(f"{name}: {'; '.join(wrong)}.")
     metadata = {"format": "pt", **{key: str(value) for key, value in origin.items()}}
     size, sha256 = _write(target, config, tensors, metadata, reading.bodies(output))
-    return Exported(str(target), len(tensors), size, sha256, unchanged)
+    changes = tuple(config_changes(manifest, trainer).values())
+    return Exported(str(target), len(tensors), size, sha256, unchanged, manifest.config is not None, changes)
 
 
 class _Reading:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trimtab_contract.checkpoints import CheckpointManifest, TensorDescription
+from trimtab_contract.config_record import ConfigRecord
 
 from trimtab_cli.errors import CliError
 
@@ -48,17 +49,20 @@ def model_tensors(manifest: CheckpointManifest) -> dict[str, TensorDescription]:
 
 
 def model_config(
-    trainer: Mapping[str, Any], tensors: Mapping[str, TensorDescription], origin: Mapping[str, Any]
+    trainer: Mapping[str, Any],
+    tensors: Mapping[str, TensorDescription],
+    origin: Mapping[str, Any],
+    saved: ConfigRecord | None,
 ) -> dict[str, Any]:
     """The content of `config.json`; `trainer` is the job's `spec.trainer`, `origin` says where the weights are from.
 
-    Of a trainer of one's own nothing is known but its `config`. Raises CliError where the shape that the job names now
-    is not that of the tensors.
+    The shape is what the checkpoint was `saved` under, where its manifest tells, and else what the job names now. Of a
+    trainer of one's own nothing is known but its `config`. Raises CliError where the shape is not that of the tensors.
     """
     given: Mapping[str, Any] = trainer.get("config") or {}
     if trainer.get("command"):
         return {"model_type": "custom", "trainer_config": dict(given), "trimtab": dict(origin)}
-    model: Mapping[str, Any] = given.get("model") or {}
+    model: Mapping[str, Any] = (given.get("model") or {}) if saved is None else saved.section("model")
     shape: dict[str, Any] = {**DEFAULTS, **model}
     problems = _misfits(shape, tensors)
     if problems:

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from trimtab_contract.config_record import ConfigRecord
 from trimtab_contract.data_description import DataDescription
 from trimtab_contract.directives import LearningRateOverride
 from trimtab_contract.errors import UNREADABLE, MalformedManifest, NewerManifest
@@ -71,7 +72,10 @@ class EvaluationProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything needed to judge and to restore the state after `step` of `attempt`."""
+    """Everything needed to judge and to restore the state after `step` of `attempt`.
+
+    `config` is None in manifests of versions that did not record it, and of trainers of one's own.
+    """
 
     run: str
     attempt: int
@@ -93,6 +97,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     trigger: Trigger
     saved_at: float
+    config: ConfigRecord | None = None
     schema: int = SCHEMA
 
 

@@ -314,7 +314,8 @@ class Observer:
         if asked is None or state.attempts or job.spec.suspend or self.store is None:
             return None, ()
         try:
-            wanted = Wanted(RunId.parse(asked.run), asked.step, asked.manifest_sha256)
+            config = None if job.spec.trainer.command else job.spec.trainer.config
+            wanted = Wanted(RunId.parse(asked.run), asked.step, asked.manifest_sha256, config)
             check_wanted(wanted, self._run, _last_step(job))
             return await self._sources.find(wanted, self.store), ()
         except SourceRefused as error:

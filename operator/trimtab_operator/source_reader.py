@@ -20,7 +20,7 @@ from trimtab_operator.errors import JournalBroken, NotFound, SourceRefused, Stor
 from trimtab_operator.journal import read_run
 from trimtab_operator.run_state import CheckpointState, RunState, Source
 from trimtab_operator.signatures import AnchorSigner
-from trimtab_operator.sources import Wanted, continued_skip, journaled_checkpoint, named_reference
+from trimtab_operator.sources import Wanted, check_config, continued_skip, journaled_checkpoint, named_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class SourceReader:
                 reference, attempt = named_reference(wanted, store.root, await self._hashes(store, manifests))
                 trust, why = CheckpointState.COMMITTED, "spec.resumeFrom names its hash"
             manifest = await self._checked(wanted, store, reference, attempt)
+            check_config(wanted, manifest)
         except StoreRefused as error:
             place = checkpoints_prefix(store.root, wanted.run)
             message = (

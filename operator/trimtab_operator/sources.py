@@ -4,10 +4,12 @@ Where that run's journal is in the audit bucket, it alone says which checkpoint 
 hash that a person names does.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trimtab_contract.checkpoints import CheckpointManifest
+from trimtab_contract.config_record import bound_changes
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.errors import ContractError
@@ -23,11 +25,15 @@ SHOWN_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `spec.resumeFrom` names; `sha256` is of the manifest, None where it is left out."""
+    """What `spec.resumeFrom` names; `sha256` is of the manifest, None where it is left out.
+
+    `config` is the `spec.trainer.config` of the job that would go on from it, None of a trainer of its own.
+    """
 
     run: RunId
     step: int
     sha256: str | None
+    config: Mapping[str, Any] | None = None
 
 
 def check_wanted(wanted: Wanted, run: RunId, last_step: int | None) -> None:
@@ -106,6 +112,22 @@ def named_reference(wanted: Wanted, root: str, found: Iterable[tuple[str, str]])
         raise SourceRefused(f"spec.resumeFrom.step: there is no checkpoint of {place}")
     message = f"spec.resumeFrom.manifestSHA256: no manifest of {place} has this hash: correct it"
     raise SourceRefused(message)
+
+
+def check_config(wanted: Wanted, manifest: CheckpointManifest) -> None:
+    """Raise SourceRefused with each field of the job that makes another model or other samples than were trained.
+
+    Passes where the manifest does not tell: then the trainer finds out by the state itself.
+    """
+    if wanted.config is None or manifest.config is None:
+        return
+    changed = bound_changes(manifest.config.changes_to(manifest.config.as_given(wanted.config)))
+    if changed:
+        message = (
+            f"spec.trainer.config: the checkpoint of step {wanted.step} of run {wanted.run} was saved under another "
+            f"one: {'; '.join(changed)}; set these fields back, or name another checkpoint"
+        )
+        raise SourceRefused(message)
 
 
 def continued_skip(manifest: CheckpointManifest, state: RunState | None) -> tuple[tuple[int, int], ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from checkpoint_ranks import RUN, TINY, Ranks, new_state
@@ -21,16 +22,19 @@ from safetensors.torch import load_file
 from trimtab_cli.__main__ import app
 from trimtab_cli.adapters.object_store import BucketAddress, ObjectStore
 from trimtab_cli.checkpoint_export import choose, export_checkpoint
+from trimtab_cli.checkpoint_verification import verify_checkpoint
 from trimtab_cli.checkpoint_view import CheckpointRow, checkpoint_rows
 from trimtab_cli.errors import CliError, NotFound, UsageError
 from trimtab_cli.model_config import DEFAULTS
 from trimtab_cli.output import Format, Output
 from trimtab_cli.trail import read_trail
-from trimtab_contract.checkpoints import sha256_hex
+from trimtab_contract.checkpoints import decode_manifest, encode_manifest, sha256_hex
 from trimtab_contract.keys import RunId, journal_record
 from trimtab_operator.resources import custom_resource_definitions
 from trimtab_operator.workload import trainer_config_text
 from trimtab_trainer.adapters.s3 import ObjectStore as TrainerStore
+from trimtab_trainer.config import DataConfig, TrainerConfig
+from trimtab_trainer.config_record import config_record
 from trimtab_trainer.model import Transformer, TransformerConfig
 from typer.testing import CliRunner
 
@@ -233,6 +237,30 @@ def test_an_edited_configuration_and_a_trainer_of_ones_own_are_said_to_be_so(sav
     saved.export(tmp_path / "own", trainer={**TRAINER, "command": ["train.py"]})
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     assert (config["model_type"], config["trainer_config"]["model"]["width"]) == ("custom", 16)
+
+
+def test_what_was_edited_since_is_named_and_the_config_is_that_of_the_weights(own_saved: Saved, tmp_path: Path) -> None:
+    """Such as the heads, which the tensors do not show."""
+    row = choose(own_saved.rows, "demo", 300, None, quarantined=False)
+    client = own_saved.server.client()
+    manifest = decode_manifest(client.get_object(Bucket=own_saved.bucket, Key=row.key)["Body"].read())
+    recorded = config_record(TrainerConfig(data=DataConfig(path="/data"), steps=90, global_batch=2, model=SHAPE))
+    body = encode_manifest(msgspec.structs.replace(manifest, config=recorded))
+    client.put_object(Bucket=own_saved.bucket, Key=row.key, Body=body)
+    known = {"steps": 90, "globalBatch": 2}
+    edited = {**TRAINER, "config": {**TRAINER["config"], **known, "model": {**TRAINER["config"]["model"], "heads": 4}}}
+
+    found = own_saved.export(tmp_path / "out", trainer=edited, sha256=sha256_hex(body))
+    assert found.changes == ("model.heads: was 2, is 4",)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["num_attention_heads"], config["hidden_size"], config["tie_word_embeddings"]) == (2, 16, True)
+    assert "dropout" not in config
+
+    told = verify_checkpoint(own_saved.store, row.key, sha256_hex(body), edited)
+    assert (told.problems, told.misfits) == ((), ("model.heads: was 2, is 4",))
+    assert verify_checkpoint(own_saved.store, row.key, sha256_hex(body), {**edited, "command": ["x"]}).misfits == ()
+    as_saved = {**TRAINER, "config": {**TRAINER["config"], **known}}
+    assert own_saved.export(tmp_path / "same", trainer=as_saved, sha256=sha256_hex(body)).changes == ()
 
 
 def test_the_defaults_of_a_shape_are_the_trainers_own() -> None:

@@ -6,11 +6,19 @@ import msgspec
 import pytest
 from run_states import attempts, checkpoint, reference, run_state
 from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe, FiniteScan
+from trimtab_contract.config_record import ConfigRecord
 from trimtab_contract.directives import Action, Directive
 from trimtab_contract.keys import RunId, checkpoint_prefix
 from trimtab_operator.errors import SourceRefused
 from trimtab_operator.run_state import CheckpointState, Source
-from trimtab_operator.sources import Wanted, check_wanted, continued_skip, journaled_checkpoint, named_reference
+from trimtab_operator.sources import (
+    Wanted,
+    check_config,
+    check_wanted,
+    continued_skip,
+    journaled_checkpoint,
+    named_reference,
+)
 
 OLDER, NEWER = RunId("lab", "older", "u-0"), RunId("lab", "newer", "u-1")
 STATE = run_state(
@@ -85,6 +93,41 @@ def test_without_a_journal_the_hash_tells_which_manifest_of_the_step_is_meant() 
         named_reference(wanted(100, "2" * 64), "team", found)
     with pytest.raises(SourceRefused, match=r"spec.resumeFrom.step: there is no checkpoint of step 100"):
         named_reference(wanted(100, "3" * 64), "team", [])
+
+
+SAVED = ConfigRecord(
+    fields={"model.width": 64, "model.heads": 4, "model.dropout": 0.0, "seed": 0, "steps": 100},
+    chosen=("model.width", "steps"),
+)
+
+
+def of_config(config: dict[str, object] | None) -> Wanted:
+    return Wanted(OLDER, 100, None, config)
+
+
+def test_a_job_that_makes_another_model_is_refused_with_every_field_that_differs() -> None:
+    saved = msgspec.structs.replace(manifest(100), config=SAVED)
+    other = {"model": {"heads": 8}, "seed": 3, "steps": 200, "globalBatch": 4}
+    with pytest.raises(SourceRefused) as refused:
+        check_config(of_config(other), saved)
+    assert str(refused.value) == (
+        "spec.trainer.config: the checkpoint of step 100 of run lab/older/u-0 was saved under another one: "
+        "model.width: was 64, is left out; model.heads: was 4, is 8; seed: was 0, is 3; "
+        "set these fields back, or name another checkpoint"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "recorded"),
+    [
+        ({"model": {"width": 64, "dropout": 0.1}, "steps": 200, "telemetry": {"every": 2}}, SAVED),
+        ({"model": {"width": 32}}, None),
+        (None, SAVED),
+    ],
+    ids=["what may differ", "an older checkpoint does not tell", "a trainer of its own"],
+)
+def test_any_other_may_try(config: dict[str, object] | None, recorded: ConfigRecord | None) -> None:
+    check_config(of_config(config), msgspec.structs.replace(manifest(100), config=recorded))
 
 
 def manifest(step: int, *skip: tuple[int, int]) -> CheckpointManifest:

@@ -8,6 +8,7 @@ import pytest
 from object_store_fixture import ADMIN, STRANGER, Credentials, ObjectStoreServer
 from saving_trainer import Trainer
 from trimtab_contract.anchors import Anchor, anchor_name
+from trimtab_contract.config_record import ConfigRecord
 from trimtab_contract.directives import Action, CheckpointReference, Directive, LearningRateOverride
 from trimtab_contract.journal import Evidence
 from trimtab_contract.keys import journal_record
@@ -62,9 +63,16 @@ class Older:
         secret = {"AWS_ACCESS_KEY_ID": who.access_key, "AWS_SECRET_ACCESS_KEY": who.secret_key}
         return self.stores.open(f"s3://{self.bucket}/team", self.server.endpoint, secret)
 
-    async def find(self, sha256: str | None = None, *, step: int = STEP, who: Credentials = ADMIN) -> FoundSource:
+    async def find(
+        self,
+        sha256: str | None = None,
+        *,
+        step: int = STEP,
+        who: Credentials = ADMIN,
+        config: dict[str, Any] | None = None,
+    ) -> FoundSource:
         reader = SourceReader(cast("Cluster", self.anchors), self.journal)
-        return await reader.find(Wanted(self.trainer.run, step, sha256), self.store(who))
+        return await reader.find(Wanted(self.trainer.run, step, sha256, config), self.store(who))
 
     async def wrote(self, *drafts: Draft) -> RunJournal:
         """The run's journal in the audit bucket: taken over, started, and what follows."""
@@ -142,6 +150,14 @@ async def test_a_checkpoint_that_is_not_whole_is_not_continued(older: Older) -> 
     reference = older.trainer.save(STEP, leave_out="rank-000001.bin")
     with pytest.raises(SourceRefused, match=r"step 10 .* cannot be continued: object rank-000001.bin has no bytes"):
         await older.find(reference.sha256)
+
+
+async def test_a_checkpoint_of_another_model_is_refused_before_anything_is_started(older: Older) -> None:
+    recorded = ConfigRecord(fields={"model.width": 64}, chosen=("model.width",))
+    reference = older.trainer.save(STEP, config=recorded)
+    with pytest.raises(SourceRefused, match=r"^spec\.trainer\.config: .* model\.width: was 64, is 32; set these"):
+        await older.find(reference.sha256, config={"model": {"width": 32}})
+    assert (await older.find(reference.sha256, config={"model": {"width": 64}})).source.checkpoint == reference
 
 
 async def test_a_manifest_that_was_replaced_is_not_the_one_that_its_journal_vouches_for(older: Older) -> None:

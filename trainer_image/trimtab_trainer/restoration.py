@@ -1,17 +1,22 @@
 """Restoring a checkpoint, and the probe that must pass before anybody may go on from it."""
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trimtab_contract.checkpoints import CheckpointManifest
+from trimtab_contract.config_record import OLDER_MANIFEST, bound_changes
 from trimtab_contract.data_description import DataDescription
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference, Reason
 
 from trimtab_trainer.checkpointing.state import tensors_of
+from trimtab_trainer.config_record import config_record
 from trimtab_trainer.errors import DataUnreadable, RestoreFailed
 from trimtab_trainer.optim import RateOverride, parameter_checksum, whole_checksum
 from trimtab_trainer.runtime import Runtime
+
+logger = logging.getLogger(__name__)
 
 LOSS_TOLERANCE = 1e-3
 """How far the loss may lie from the recorded one when it is added up in another order: by another number of ranks, or
@@ -27,20 +32,51 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
             trained on.
         PeerLost: another rank is gone.
     """
-    manifest = runtime.checkpointer.restore(target, runtime.training_state, ledger)
-    # Whatever the checkpoint holds, its steps were trained on other data, or under another seed: those are to blame.
-    own = "; ".join((*changed_seed(runtime.config.seed, manifest), *changed_data(runtime.data.description, manifest)))
-    changed = [text for text in runtime.world.gather_text(own) if text]
-    if changed:
-        raise RestoreFailed(Reason.CONFIG_MISMATCH, target.key, changed[0])
+    manifest = runtime.checkpointer.restore(
+        target, runtime.training_state, ledger, lambda saved, structure: misfit(runtime, saved, structure)
+    )
     found = [text for text in runtime.world.gather_text(_problem(runtime, manifest, _checksum(runtime))) if text]
     loss = _loss_problem(runtime, manifest)
     if found or loss:
         edited = manifest.config_sha256 != runtime.fingerprints.config
         reason = Reason.CONFIG_MISMATCH if edited else Reason.PROBE_FAILED
-        raise RestoreFailed(reason, target.key, found[0] if found else loss)
+        changed = changed_config(runtime, manifest) if edited else ()
+        raise RestoreFailed(reason, target.key, "; ".join((found[0] if found else loss, *changed)))
+    if allowed := changes(runtime, manifest):
+        logger.warning("restored under another configuration: %s", "; ".join(allowed.values()))
     runtime.state.restored_to(target, manifest.step, ledger)
     runtime.vitals.step = manifest.step
+
+
+def misfit(runtime: Runtime, manifest: CheckpointManifest, structure: str) -> str:
+    """Why a checkpoint is not restored under this configuration, with each field that differs; empty where it may be.
+
+    Whatever it holds, its steps were trained by another model, on other data or under another seed: those are to blame.
+    `structure` says which tensors are otherwise; any field may be the cause of that.
+    """
+    changed = changes(runtime, manifest)
+    told = dict.fromkeys(
+        (
+            *changed_seed(runtime.config.seed, manifest),
+            *(changed.values() if structure else bound_changes(changed)),
+            *changed_data(runtime.data.description, manifest),
+        )
+    )
+    return "; ".join((*told, *((structure,) if structure else ()), *(_untold(manifest) if structure else ())))
+
+
+def changed_config(runtime: Runtime, manifest: CheckpointManifest) -> tuple[str, ...]:
+    """One sentence for every field that differs from what the checkpoint was saved under, whether it may or not."""
+    return (*changes(runtime, manifest).values(), *_untold(manifest))
+
+
+def changes(runtime: Runtime, manifest: CheckpointManifest) -> Mapping[str, str]:
+    """These sentences by the name of the field; none where the manifest does not tell."""
+    return {} if manifest.config is None else manifest.config.changes_to(config_record(runtime.config))
+
+
+def _untold(manifest: CheckpointManifest) -> tuple[str, ...]:
+    return (OLDER_MANIFEST,) if manifest.config is None else ()
 
 
 def changed_data(now: DataDescription, manifest: CheckpointManifest) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from trimtab_trainer.checkpointing import (
 )
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import Environment, TrainerConfig
+from trimtab_trainer.config_record import config_record
 from trimtab_trainer.courier import Courier
 from trimtab_trainer.data import BatchLog, Windows
 from trimtab_trainer.directives import Inbox, Letter
@@ -233,6 +234,7 @@ class Runtime:
             evaluation=self._evaluation() if trigger != "Suspect" else self._nothing_measured(),
             config_sha256=self.fingerprints.config,
             code_sha256=self.fingerprints.code,
+            config=config_record(self.config),
         )
         if trigger not in {"Periodic", "Suspect"}:
             self._saved_for_good = (state.attempt, state.step)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from trimtab_contract.config_record import OLDER_MANIFEST
 from trimtab_operator.errors import InvalidResource
 from trimtab_operator.resources import parse_training_job_spec
 from trimtab_operator.retention import Fate
@@ -68,7 +69,10 @@ def verify(
     step: Annotated[int | None, typer.Argument(metavar="[STEP]", help="Only checkpoints of this step.")] = None,
     form: OutputOption = Format.TEXT,
 ) -> None:
-    """Read checkpoints whole and hash them against the journal; without STEP those that may be restored."""
+    """Read checkpoints whole and hash them against the journal; without STEP those that may be restored.
+
+    Also says which fields of the job's configuration keep it from going on from them.
+    """
     output = Output(form)
     body = access.job(job)
     with output.busy("reading the trail"):
@@ -77,7 +81,8 @@ def verify(
     if not rows:
         raise NotFound(f"Job {job} has no checkpoint" + (f" of step {step}." if step is not None else " to verify."))
     store, _ = access.checkpoints(body)
-    found = [verify_checkpoint(store, row.key, row.sha256) for row in output.each(rows, "hashing checkpoints")]
+    trainer = section(body["spec"], "trainer")
+    found = [verify_checkpoint(store, row.key, row.sha256, trainer) for row in output.each(rows, "hashing checkpoints")]
 
     def show() -> None:
         for row, verification in zip(rows, found, strict=True):
@@ -124,7 +129,10 @@ def export(
 def _show_exported(output: Output, found: Exported) -> None:
     size = f"{found.size / 1e6:.1f} MB"
     output.line(f"{found.folder}: {found.tensors} tensors, {size}, SHA-256 of {WEIGHTS} {found.sha256}", "green")
-    if not found.config_unchanged:
+    if found.changes:
+        edited = "; ".join(found.changes)
+        output.line(f"spec.trainer.config was edited since, {CONFIG} has what was saved: {edited}", "yellow")
+    elif not found.config_unchanged and not found.config_recorded:
         output.line(
             f"spec.trainer.config was edited since: what the tensors do not show in {CONFIG} (heads, sequence, "
             "rotaryBase, normEpsilon) is as the job says it now",
@@ -156,6 +164,11 @@ def _show(output: Output, row: CheckpointRow, verification: Verification) -> Non
     if not verification.problems:
         size = f"{verification.size / 1e6:.1f} MB"
         output.line(f"{name}: {verification.objects} objects, {size}, every hash agrees with the journal", "green")
+    if verification.misfits:
+        misfits = "; ".join(verification.misfits)
+        output.line(f"{name}: spec.trainer.config is not what it was saved under: {misfits}", "yellow")
+    if not verification.config_recorded:
+        output.line(f"{name}: {OLDER_MANIFEST}")
 
 
 def _json(row: CheckpointRow, verification: Verification) -> Mapping[str, Any]:
@@ -167,4 +180,5 @@ def _json(row: CheckpointRow, verification: Verification) -> Mapping[str, Any]:
         "objects": verification.objects,
         "size": verification.size,
         "problems": verification.problems,
+        "misfits": verification.misfits,
     }

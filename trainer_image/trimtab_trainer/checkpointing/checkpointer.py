@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe, Trigger
+from trimtab_contract.config_record import ConfigRecord
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import CheckpointReference, LearningRateOverride
 
@@ -21,7 +22,7 @@ from trimtab_trainer.checkpointing.coordination import Board, CoordinationStore
 from trimtab_trainer.checkpointing.events import CheckpointBehind, CheckpointEvent
 from trimtab_trainer.checkpointing.random_state import rank_state, restore_rank_state
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
-from trimtab_trainer.checkpointing.restoring import Fetched, Restoration
+from trimtab_trainer.checkpointing.restoring import Fetched, Fit, Restoration, fits_by_structure
 from trimtab_trainer.checkpointing.saving import SaveJob, SaveRequest, SaveThread
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
 from trimtab_trainer.checkpointing.staging import StagingRoom
@@ -150,6 +151,7 @@ class Checkpointer:
         evaluation: EvaluationProbe,
         config_sha256: str,
         code_sha256: str,
+        config: ConfigRecord | None = None,
     ) -> None:
         """Copy the state after `step` and let the background make it durable; every rank calls it at one boundary.
 
@@ -177,6 +179,7 @@ class Checkpointer:
             config_sha256=config_sha256,
             code_sha256=code_sha256,
             saved_at=time.time(),
+            config=config,
         )
         deadline = time.monotonic() + self._limits.save_deadline_seconds
         job = SaveJob(request, prefix, flat, rank_state(), self._layout, deadline)
@@ -205,14 +208,17 @@ class Checkpointer:
         self._jobs = [job for job in jobs if not job.done.is_set()]
         return all(job.reference is not None for job in jobs)
 
-    def restore(self, reference: CheckpointReference, state: TrainingState, skip: SkipLedger) -> CheckpointManifest:
+    def restore(
+        self, reference: CheckpointReference, state: TrainingState, skip: SkipLedger, fit: Fit = fits_by_structure
+    ) -> CheckpointManifest:
         """Replace the live state by a checkpoint's, on every rank or on none.
 
-        `skip` is the ledger in force. Raises RestoreFailed on all ranks alike, with the live state untouched.
+        `skip` is the ledger in force, `fit` says why a checkpoint is none of this run's. Raises RestoreFailed on all
+        ranks alike, with the live state untouched.
         """
         folder = self._staging / f"restore-{uuid.uuid4().hex}"
         try:
-            fetched = self._fetched_everywhere(reference, state, skip, folder)
+            fetched = self._fetched_everywhere(reference, state, skip, folder, fit)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -236,11 +242,11 @@ class Checkpointer:
         return int(first[0]), first[1]
 
     def _fetched_everywhere(
-        self, reference: CheckpointReference, state: TrainingState, skip: SkipLedger, folder: Path
+        self, reference: CheckpointReference, state: TrainingState, skip: SkipLedger, folder: Path, fit: Fit
     ) -> Fetched:
         fetched, own = None, _Verdict()
         try:
-            fetched = self._restoration.fetch(reference, state.flat(), skip, folder)
+            fetched = self._restoration.fetch(reference, state.flat(), skip, folder, fit)
             own = _Verdict(checksum=f"{fetched.checksum.total:x}", sharded=f"{fetched.checksum.sharded:x}")
         except RestoreFailed as error:
             own = _Verdict(error.reason, error.object_name, error.detail)

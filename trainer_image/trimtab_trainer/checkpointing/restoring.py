@@ -20,7 +20,7 @@ from trimtab_contract.checkpoints import (
     sha256_hex,
 )
 from trimtab_contract.data_position import SkipLedger
-from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.directives import CheckpointReference, Reason
 from trimtab_contract.errors import ContractError, MalformedManifest, NewerManifest
 
 from trimtab_trainer.adapters.s3 import ObjectStore
@@ -35,6 +35,15 @@ SHOWN_TENSORS = 4
 """Of those that are otherwise than this run's."""
 
 Result = TypeVar("Result")
+
+Fit = Callable[[CheckpointManifest, str], str]
+"""Why a checkpoint cannot be restored under this run's configuration, empty where it can; asked before anything of it
+is fetched. The text says which tensors are otherwise than this run's."""
+
+
+def fits_by_structure(_manifest: CheckpointManifest, structure: str) -> str:
+    """Only the tensors count."""
+    return structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,9 @@ class Restoration:
     stopped: threading.Event
     on_progress: Callable[[], None]
 
-    def fetch(self, reference: CheckpointReference, live: FlatState, skip: SkipLedger, folder: Path) -> Fetched:
+    def fetch(
+        self, reference: CheckpointReference, live: FlatState, skip: SkipLedger, folder: Path, fit: Fit
+    ) -> Fetched:
         """Read what this rank needs, each slice verified before it is deserialised; raises RestoreFailed.
 
         `live` gives names, types and shapes and is not touched. `.metadata` and all plain values are verified before
@@ -70,7 +81,7 @@ class Restoration:
         prefix, run = self._place(reference)
         manifest = self._manifest(reference, deadline)
         _check_manifest(manifest, reference, run, skip)
-        _check_structure(manifest, live)
+        _check_fit(manifest, reference, live, fit)
         flat = empty_on_host(live)
         reader = VerifiedReader(self.store, prefix, manifest.objects, deadline, self.stopped, self.on_progress)
         own = f"rank-{self.rank:06d}.json"
@@ -156,13 +167,16 @@ def _check_manifest(
         raise RestoreFailed(RestoreFailure.SKIP_LEDGER_MISMATCH, name, detail)
 
 
-def _check_structure(manifest: CheckpointManifest, live: FlatState) -> None:
+def _check_fit(manifest: CheckpointManifest, reference: CheckpointReference, live: FlatState, fit: Fit) -> None:
     own, saved = describe(live), manifest.tensors
     names = [name for name in sorted(own.keys() | saved.keys()) if own.get(name) != saved.get(name)]
-    if names:
-        told = [f"{one}: saved is {_told_tensor(saved, one)}, this run has {_told_tensor(own, one)}" for one in names]
-        more = f"; and {len(names) - SHOWN_TENSORS} more" if len(names) > SHOWN_TENSORS else ""
-        raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, names[0], "; ".join(told[:SHOWN_TENSORS]) + more)
+    told = [f"{one}: saved is {_told_tensor(saved, one)}, this run has {_told_tensor(own, one)}" for one in names]
+    more = f"; and {len(names) - SHOWN_TENSORS} more" if len(names) > SHOWN_TENSORS else ""
+    problem = fit(manifest, "; ".join(told[:SHOWN_TENSORS]) + more)
+    if problem and names:
+        raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, names[0], problem)
+    if problem:
+        raise RestoreFailed(Reason.CONFIG_MISMATCH, reference.key, problem)
 
 
 def _told_tensor(tensors: Mapping[str, TensorDescription], name: str) -> str:

@@ -20,6 +20,7 @@ from trimtab_contract.checkpoints import (
     encode_manifest,
     sha256_hex,
 )
+from trimtab_contract.config_record import ConfigRecord
 from trimtab_contract.directives import CheckpointReference, LearningRateOverride
 
 from trimtab_trainer.adapters.s3 import ObjectStore
@@ -54,6 +55,7 @@ class SaveRequest:
     config_sha256: str
     code_sha256: str
     saved_at: float
+    config: ConfigRecord | None
 
 
 @dataclass(slots=True)
@@ -238,6 +240,7 @@ class SaveThread(threading.Thread):
             versions={"python": platform.python_version(), "torch": str(torch.__version__)},
             trigger=request.trigger,
             saved_at=request.saved_at,
+            config=request.config,
         )
 
     def _tell(self, key: str, value: msgspec.Struct) -> None:
