@@ -166,6 +166,7 @@ async def _lead(
         resync_seconds=settings.resync_seconds,
         namespaces=settings.watch_namespaces,
         signer=settings.signer,
+        read_back_jobs=settings.read_back_jobs,
         oversight=Oversight(settings.breaker, telemetry=Telemetry(REGISTRY), notifier=notifier),
     )
     supervisor = Supervisor(ports)

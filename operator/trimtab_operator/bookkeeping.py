@@ -1,11 +1,11 @@
 """Records that follow from what is seen and change nothing about the run: policies, checkpoints, notes. Pure."""
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from trimtab_contract.directives import VERIFIED_BY_SELF, CheckpointReference
-from trimtab_contract.journal import Evidence
 
+from trimtab_operator import read_back
+from trimtab_operator.checkpoint_records import checkpoint_record, quarantine
 from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.final_checkpoint import is_final
 from trimtab_operator.notices import DELIVERED, UNDELIVERED
@@ -15,7 +15,7 @@ from trimtab_operator.run_state import RESTORABLE, Checkpoint, CheckpointState, 
 RELAPSES_OF_A_TARGET = 2
 """After so many rollbacks to one checkpoint that did not help, it is quarantined."""
 
-_GREEN = frozenset({RunPhase.WATCHING, RunPhase.PENDING})
+_GREEN = frozenset({RunPhase.WATCHING, RunPhase.PENDING, RunPhase.COMPLETED})
 
 
 def next_record(state: RunState, observation: Observation) -> Command | None:
@@ -28,10 +28,16 @@ def next_record(state: RunState, observation: Observation) -> Command | None:
         or _note(state, observation)
         or _claim(state, observation)
         or _verification(state, observation)
+        or read_back.answered(state, observation)
         or _abandon(state)
         or _condemn(state)
         or _certify(state, observation)
     )
+
+
+def after_end(state: RunState, observation: Observation) -> Command | None:
+    """What is still found out once the run has ended, of what its checkpoints are worth."""
+    return told(state, observation) or read_back.answered(state, observation) or _certify(state, observation)
 
 
 def reopen(state: RunState, observation: Observation) -> Command | None:
@@ -54,37 +60,13 @@ def rollbacks_in_window(state: RunState, observation: Observation) -> int:
     return sum(time >= since for time in state.rollback_times)
 
 
-def quarantine(state: RunState, target: CheckpointReference, why: str) -> Append | None:
-    """The record that takes a checkpoint out of every later choice, unless it is written already."""
-    known = state.checkpoint(target.key)
-    if known is None or known.state not in RESTORABLE:
-        return None
-    return _checkpoint_record(state, JournalAction.QUARANTINED, target, known.attempt, why)
-
-
 def verified_while_restoring(state: RunState, target: CheckpointReference, hosts: tuple[str, ...]) -> Append | None:
     """A committed checkpoint that was hashed whole by the world that restored it is verified."""
     known = state.checkpoint(target.key)
     if known is None or known.state is not CheckpointState.COMMITTED:
         return None
     why = f"every object was hashed while it was restored on {', '.join(hosts)}"
-    return _checkpoint_record(state, JournalAction.VERIFIED, target, known.attempt, why)
-
-
-def _checkpoint_record(
-    state: RunState,
-    action: JournalAction,
-    reference: CheckpointReference,
-    attempt: int,
-    why: str,
-    evidence: tuple[Evidence, ...] = (),
-    loss: float | None = None,
-) -> Append:
-    known = {} if loss is None else {"loss": loss}
-    after: dict[str, Any] = {"checkpoint": reference, "attempt": attempt, "why": why, **known}
-    identity = f"checkpoint/{reference.key}/{action}"
-    incident = state.incident.name if state.incident else None
-    return Append(Draft(action=action, id=identity, incident=incident, after=after, evidence=evidence))
+    return checkpoint_record(state, JournalAction.VERIFIED, target, known.attempt, why)
 
 
 def _accept_guard(state: RunState, observation: Observation) -> Command | None:
@@ -192,7 +174,16 @@ def _claim(state: RunState, observation: Observation) -> Command | None:
 
 def _judge_claim(state: RunState, claim: CheckpointClaim) -> Command:
     action = JournalAction.COMMITTED if claim.usable else JournalAction.QUARANTINED
-    return _checkpoint_record(state, action, claim.reference, claim.attempt, claim.why, claim.evidence, claim.loss)
+    return checkpoint_record(
+        state,
+        action,
+        claim.reference,
+        claim.attempt,
+        claim.why,
+        claim.evidence,
+        loss=claim.loss,
+        size=claim.size,
+    )
 
 
 def _verification(state: RunState, observation: Observation) -> Command | None:
@@ -200,9 +191,11 @@ def _verification(state: RunState, observation: Observation) -> Command | None:
         known = state.checkpoint(reference.key)
         if known is None or known.reference != reference or known.state is not CheckpointState.COMMITTED:
             continue
+        if host == VERIFIED_BY_SELF and read_back.awaits_job(state, observation, known):
+            continue
         why = _read_back_by(host, observation)
         if why:
-            return _checkpoint_record(state, JournalAction.VERIFIED, reference, known.attempt, why)
+            return checkpoint_record(state, JournalAction.VERIFIED, reference, known.attempt, why)
     for reference, why in observation.acks.verify_failed:
         known = state.checkpoint(reference.key)
         if known is not None and known.reference == reference and known.state in RESTORABLE:
@@ -261,7 +254,7 @@ def _certify(state: RunState, observation: Observation) -> Command | None:
             why = f"no rule that acts fired up to step {observation.judged_step}, and each found its metric healthy"
             why += let_pass if answered >= checkpoint.reference.step else ""
             why = f"final: {why}" if is_final(state, checkpoint, observation) else why
-            return _checkpoint_record(state, JournalAction.CERTIFIED, checkpoint.reference, checkpoint.attempt, why)
+            return checkpoint_record(state, JournalAction.CERTIFIED, checkpoint.reference, checkpoint.attempt, why)
     return None
 
 

@@ -121,6 +121,7 @@ async def look_at(store: CheckpointStore, run: RunId, reference: CheckpointRefer
         "replicas agree; every element is finite",
         evidence=evidence,
         loss=_loss(manifest.evaluation),
+        size=size,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 from trimtab_contract.journal import JournalRecord, Phase
 
-from trimtab_operator.folds import checkpoints, incidents, requests, worlds
+from trimtab_operator.folds import checkpoints, incidents, read_backs, requests, worlds
 from trimtab_operator.folds.values import read
 from trimtab_operator.notices import KEPT_NOTICES, notice_of
 from trimtab_operator.run_state import (
@@ -40,6 +40,9 @@ def fold(state: RunState, record: JournalRecord, head: str = "") -> RunState:
     after = record.after or {}
     if action is JournalAction.DELETING:
         folded = checkpoints.deleting if record.phase is Phase.INTENT else checkpoints.deleted
+        return folded(state, record)
+    if action is JournalAction.READ_BACK:
+        folded = read_backs.read_back_ordered if record.phase is Phase.INTENT else read_backs.read_back_over
         return folded(state, record)
     if record.phase is Phase.RESULT:
         if state.pending is not None and state.pending.id == record.id:

@@ -29,7 +29,7 @@ def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodVi
     alive = [pod for pod in pods if pod.phase not in _DEAD]
     dead = [pod for pod in pods if pod.phase in _DEAD]
     messages = tuple(message for pod in pods for message in _messages(pod))
-    reason, trouble = _trouble(pods)
+    reason, trouble = pods_trouble(pods)
     return Pods(
         world=world,
         state=_state(job, alive, dead),
@@ -64,7 +64,7 @@ def owned_by(body: KubernetesObject, uid: str) -> bool:
 
 
 def _state(job: KubernetesObject | None, alive: Sequence[PodView], dead: Sequence[PodView]) -> PodsState:
-    ended = job is not None and _ended(job)
+    ended = job is not None and job_ended(job)
     if alive:
         if dead or ended or any(pod.deleted for pod in alive):
             return PodsState.ENDING
@@ -76,7 +76,8 @@ def _state(job: KubernetesObject | None, alive: Sequence[PodView], dead: Sequenc
     return PodsState.ENDING if dead else PodsState.STARTING
 
 
-def _ended(job: KubernetesObject) -> bool:
+def job_ended(job: KubernetesObject) -> bool:
+    """Whether a Job has completed or failed."""
     status: Mapping[str, Any] = job.get("status") or {}
     conditions: list[Mapping[str, Any]] = status.get("conditions") or []
     return any(item.get("type") in {"Failed", "Complete"} and item.get("status") == "True" for item in conditions)
@@ -93,7 +94,7 @@ def _messages(pod: PodView) -> list[TerminationMessage]:
     return found
 
 
-def _trouble(pods: Sequence[PodView]) -> tuple[Reason | None, str]:
+def pods_trouble(pods: Sequence[PodView]) -> tuple[Reason | None, str]:
     """What keeps a pod from starting, in words and as a reason; else how one ended, without a reason."""
     for pod in pods:
         said = f": {_once(pod.waiting_message)}" if pod.waiting_message else ""

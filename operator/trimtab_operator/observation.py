@@ -7,6 +7,7 @@ import msgspec
 from trimtab_contract.directives import Ack, AckState, CheckpointReference, TerminationMessage
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import Evidence
+from trimtab_contract.read_back import ReadBackAnswer
 
 from trimtab_operator.incidents import NO_WISHES, Latch, RemediationSettings, Vitals, Wishes, WithheldStep
 from trimtab_operator.reasons import Reason
@@ -182,6 +183,8 @@ class CheckpointClaim:
     evidence: tuple[Evidence, ...] = ()
     loss: float | None = None
     """The evaluation-mode loss that the manifest gives."""
+    size: int | None = None
+    """The bytes of all objects that the manifest names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +263,20 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBackOutcome:
+    """What became of the Job that the intent `number` ordered: it is over, or was given up, and will not be looked at.
+
+    `answers` come from all its pods, one of which ran on `node`; `error` says why some may be missing.
+    """
+
+    number: int
+    job: str
+    answers: tuple[ReadBackAnswer, ...] = ()
+    node: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSettings:
     """What a TrainingJob and the policies in force ask to be kept, in steps.
 
@@ -288,6 +305,8 @@ class Limits:
     suspend: bool
     retention: RetentionSettings | None = None
     """Which checkpoints must stay; None where that cannot be told now, and all do."""
+    read_back_jobs: bool = False
+    """Whether checkpoints that no other host can read back are read by a Job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,3 +368,5 @@ class Observation:
     """What became of the data of checkpoints that are being deleted."""
     leftovers: tuple[Leftover, ...] = ()
     """Of saves that are known to be over, oldest step first."""
+    read_back: ReadBackOutcome | None = None
+    """What became of the Job that reads checkpoints back, once that is known."""

@@ -128,8 +128,11 @@ class Observer:
         journal: JournalStore,
         stores: CheckpointStores,
         sources: SourceReader | None = None,
+        *,
+        read_back_jobs: bool = False,
     ) -> None:
         """`sources` reads what other runs have left; by itself it may look into every namespace."""
+        self._read_back_jobs = read_back_jobs
         self.store: CheckpointStore | None = None
         self._run = run
         self._cluster = cluster
@@ -161,6 +164,7 @@ class Observer:
             generation=job.generation,
             suspend=job.spec.suspend,
             retention=_retention(job, guard),
+            read_back_jobs=self._read_back_jobs,
         )
         return Surveyed(
             limits,

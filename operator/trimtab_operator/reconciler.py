@@ -43,6 +43,7 @@ from trimtab_operator.observation import MissingMetric, PodsState
 from trimtab_operator.observer import Observer, Surveyed
 from trimtab_operator.oversight import Oversight
 from trimtab_operator.progress import FinalCheckClock
+from trimtab_operator.read_back_keeper import ReadBackKeeper
 from trimtab_operator.reasons import ConditionType, Reason
 from trimtab_operator.remediation import advance
 from trimtab_operator.reporter import Reporter
@@ -80,6 +81,8 @@ class Ports:
     namespaces: tuple[str, ...] = ()
     """The only ones whose runs are looked after; empty: all."""
     signer: AnchorSigner | None = None
+    read_back_jobs: bool = False
+    """Whether checkpoints that no other host of a run can read back are read by a Job."""
     oversight: Oversight = field(default_factory=Oversight)
 
     def watches(self, namespace: str) -> bool:
@@ -107,7 +110,9 @@ class RunReconciler:
         self._end_written = False
         self._judge = Judge()
         sources = SourceReader(ports.cluster, ports.journal, ports.watches, ports.signer)
-        self._observer = Observer(run, ports.cluster, ports.journal, ports.stores, sources)
+        self._observer = Observer(
+            run, ports.cluster, ports.journal, ports.stores, sources, read_back_jobs=ports.read_back_jobs
+        )
         self._listener = RunListener(run, ports.bus, self._judge, lambda: self.state, lambda: self._observer.store)
         self._reporter = Reporter(ports.cluster)
         self._untold: list[JournalRecord] = []
@@ -116,6 +121,7 @@ class RunReconciler:
         self._final_check = FinalCheckClock()
         self._next_resync = 0.0
         self._remover = CheckpointRemover(run, ports.journal, ports.lease, self.wake)
+        self._read_backs = ReadBackKeeper(run, ports.cluster, ports.journal, ports.lease, self.wake)
 
     @property
     def state(self) -> RunState:
@@ -129,6 +135,7 @@ class RunReconciler:
     async def close(self) -> None:
         """End what is under way beside the turns."""
         await self._remover.close()
+        await self._read_backs.close()
 
     async def open(self) -> None:
         """Take the run over: the first act, and the first record, under this operator's epoch.
@@ -198,7 +205,8 @@ class RunReconciler:
         around = Surroundings(job, self._ports.defaults, self._ports.cluster, self._ports.bus)
         surveyed = await self._drive(job, around)
         next_removal = self._remover.attend(time.monotonic(), self.state, self._observer.store)
-        self._next_resync = min(self._next_resync, next_removal)
+        next_look = self._read_backs.attend(time.monotonic(), self.state, job, self._ports.defaults)
+        self._next_resync = min(self._next_resync, next_removal, next_look)
         await self._tell(body)
         if self.state.world is not None and not self.state.ended:
             await ensure_user(around)
@@ -224,6 +232,7 @@ class RunReconciler:
             automation_held=hold.message if hold is not None and hold.id else "",
             deletion_pending=self._remover.trouble,
             checkpoints_behind=self._listener.acks.behind(self.state),
+            reading_back=self._read_backs.status(self.state),
         )
 
     def _finish_pending(self, trouble: str, last_step: int | None = None) -> str:
@@ -260,7 +269,14 @@ class RunReconciler:
             oversight = self._ports.oversight
             held, outcomes = oversight.held(), oversight.outcomes(self.run, self.state)
             removals, left = self._remover.removals(self.state), self._remover.leftovers
-            seen = replace(observation, automation_held=held, notices=outcomes, removals=removals, leftovers=left)
+            seen = replace(
+                observation,
+                automation_held=held,
+                notices=outcomes,
+                removals=removals,
+                leftovers=left,
+                read_back=self._read_backs.outcome(self.state),
+            )
             command = advance(self.state, seen)
             if command is None:
                 oversight.tell(self.run, self.state, observation.now)
@@ -349,6 +365,8 @@ class RunReconciler:
     async def end(self, outcome: str) -> None:
         """Journal that the TrainingJob is gone, and anchor that; data and trail stay. Raises temporary errors."""
         self._check_lease()
+        settled = await self._journal.settle()
+        self._end_written |= settled is not None and settled.action == JournalAction.RUN_ENDED
         if not self._end_written:
             identity = f"run/{JournalAction.RUN_ENDED}"
             reason = {"message": "the TrainingJob was deleted; its checkpoints and this trail stay"}

@@ -7,7 +7,7 @@ operator that folds the same journal and sees the same world asks for the same c
 
 from collections.abc import Callable, Mapping
 
-from trimtab_operator import automation, bookkeeping, deletion, requests, worlds
+from trimtab_operator import automation, bookkeeping, deletion, read_back, requests, worlds
 from trimtab_operator.commands import Append, Command, Perform
 from trimtab_operator.observation import Observation
 from trimtab_operator.phases import approval, firing, holding, restoring, selecting, watching
@@ -57,10 +57,11 @@ def advance(state: RunState, observation: Observation) -> Command | None:
     if state.ended:
         return (
             requests.next_command(state, observation)
-            or bookkeeping.told(state, observation)
+            or bookkeeping.after_end(state, observation)
             or deletion.removed(state, observation)
+            or read_back.next_intent(state, observation)
         )
-    for decide in (*_IN_EVERY_PHASE, _PHASES[state.phase], deletion.next_command):
+    for decide in (*_IN_EVERY_PHASE, _PHASES[state.phase], deletion.next_command, read_back.next_intent):
         command = decide(state, observation)
         if command is not None:
             if isinstance(command, Append) and command.draft.after and "phase" in command.draft.after:

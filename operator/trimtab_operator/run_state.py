@@ -50,6 +50,8 @@ class JournalAction(StrEnum):
     QUARANTINED = "Quarantined"
     DELETING = "Deleting"
     """Intent: a checkpoint that nothing needs is never chosen again. Result: its data are gone."""
+    READ_BACK = "ReadBack"
+    """Intent: a Job reads checkpoints back that no other host can. Result: it is over."""
     METRIC_MISSING = "MetricMissing"
     RULE_FIRED = "RuleFired"
     INCIDENT_OPENED = "IncidentOpened"
@@ -94,6 +96,9 @@ class CheckpointState(StrEnum):
 RESTORABLE = frozenset({CheckpointState.COMMITTED, CheckpointState.VERIFIED, CheckpointState.CERTIFIED})
 """States in which a checkpoint may be restored."""
 
+KEPT_UNREAD = 64
+"""So many checkpoints are remembered that a Job was to read back and could not."""
+
 KEPT_DELETIONS = 1536
 """So many of the newest deletions are remembered: more than trainers' claims are (`observation.KEPT_CLAIMS`)."""
 
@@ -119,7 +124,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint the journal knows.
 
     `loss` is the evaluation-mode loss of the window that followed, over all ranks, as it was measured at the save; None
-    where it was not finite or the journal does not say.
+    where it was not finite or the journal does not say. `size` are the bytes of its objects, None where that is not
+    known.
     """
 
     reference: CheckpointReference
@@ -127,11 +133,27 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     state: CheckpointState
     why: str = ""
     loss: float | None = None
+    size: int | None = None
 
     @property
     def of_source(self) -> bool:
         """Whether it belongs to the run that this one continues, which alone may delete it."""
         return self.attempt == SOURCE_ATTEMPT
+
+
+class ReadBackOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A Job that is to read checkpoints back, in this order, and is not over as far as the journal knows.
+
+    `number` is that of its intent's record, `since` when that was written, in seconds since the epoch. After `seconds`
+    the Job ends by itself; its pod prefers other nodes than `avoid`.
+    """
+
+    id: str
+    number: int
+    checkpoints: tuple[CheckpointReference, ...]
+    seconds: int
+    avoid: tuple[str, ...]
+    since: float
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +329,12 @@ class RunState:
     spared: tuple[str, ...] = ()
     """Manifest keys of checkpoints that are not deleted, because files of somebody else lie among theirs."""
     restore_failures: tuple[str, ...] = ()
+    read_back: ReadBackOrder | None = None
+    """The Job that reads checkpoints back."""
+    read_back_over: float = 0.0
+    """When the last such Job was over, in seconds since the epoch."""
+    unread: tuple[str, ...] = ()
+    """Manifest keys of checkpoints of which a Job could not say anything, once for each Job; the newest ones."""
     incident: Incident | None = None
     closed: tuple[Incident, ...] = ()
     incident_names: tuple[str, ...] = ()

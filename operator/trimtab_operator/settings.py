@@ -48,6 +48,8 @@ class Settings(BaseSettings):
     lease_name: _Filled = "trimtab-operator"
     lease_seconds: Annotated[int, Field(ge=5, le=300)] = 15
     resync_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    read_back_jobs: bool = True
+    """Whether checkpoints that no other host of a run can read back are read by a Job."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     webhook_url: SecretStr | None = None

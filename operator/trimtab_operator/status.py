@@ -63,6 +63,8 @@ class Situation:
     """Why checkpoints that nothing needs are still there."""
     checkpoints_behind: str = ""
     """What the trainer says of checkpoints that do not get stored."""
+    reading_back: str = ""
+    """Which checkpoints a Job reads back, and what keeps it from that."""
 
     def when_over(self) -> "Situation":
         """The same without what a run needs only while it goes on."""
@@ -85,6 +87,7 @@ def job_status(
             *_anchor_conditions(seen.anchor_pending),
             *_deletion_conditions(seen.deletion_pending),
             *_behind_conditions(seen.checkpoints_behind),
+            *_reading_conditions(seen.reading_back),
             *_automation_conditions(seen.automation_held, before),
         )
     ]
@@ -301,6 +304,11 @@ def _deletion_conditions(deletion_pending: str) -> list[ConditionRow]:
 def _behind_conditions(checkpoints_behind: str) -> list[ConditionRow]:
     row = (ConditionType.CHECKPOINTS_BEHIND, True, Reason.CHECKPOINTS_BEHIND, printable(checkpoints_behind, 1000))
     return [row] if checkpoints_behind else []
+
+
+def _reading_conditions(reading_back: str) -> list[ConditionRow]:
+    row = (ConditionType.READING_BACK, True, Reason.READ_BACK_ORDERED, printable(reading_back, 1000))
+    return [row] if reading_back else []
 
 
 def condition(row: ConditionRow, generation: int, now: str, before: Sequence[Status]) -> Status:

@@ -40,6 +40,7 @@ _EVENTS: dict[JournalAction, tuple[EventType, Reason]] = {
     JournalAction.FAILED: (EventType.WARNING, Reason.FAILED),
     JournalAction.RUN_REQUESTED: (EventType.NORMAL, Reason.REQUEST_ACCEPTED),
     JournalAction.DELETING: (EventType.WARNING, Reason.CHECKPOINT_LEFT),
+    JournalAction.READ_BACK: (EventType.WARNING, Reason.NOT_READ_BACK),
     JournalAction.AUTOMATION_HELD: (EventType.WARNING, Reason.BREAKER_TRIPPED),
     JournalAction.AUTOMATION_RELEASED: (EventType.NORMAL, Reason.BREAKER_RELEASED),
     JournalAction.NOTICE_SENT: (EventType.WARNING, Reason.NOTICE_FAILED),
@@ -76,8 +77,8 @@ def event_of(record: JournalRecord) -> tuple[EventType, str, str] | None:
 
 
 def _is_news(record: JournalRecord) -> bool:
-    if record.action == JournalAction.DELETING:
-        return record.error is not None  # what nothing needs may go without a word
+    if record.action in {JournalAction.DELETING, JournalAction.READ_BACK}:
+        return record.error is not None  # what nothing needs may go without a word, and so may what is as it should be
     told_already = record.action == JournalAction.NOTICE_SENT and record.outcome == DELIVERED
     return record.phase is not Phase.RESULT and not told_already
 

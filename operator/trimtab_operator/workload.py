@@ -38,7 +38,7 @@ LAUNCHER_VARIABLE = "TRIMTAB_LAUNCHER"
 """Of a trainer's image: the words to start in place of `torchrun`."""
 
 _REFERENCE_TRAINER = ("-m", "trimtab_trainer")
-_QUEUE_LABEL_PREFIX = "kueue.x-k8s.io/"
+QUEUE_LABEL_PREFIX = "kueue.x-k8s.io/"
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -151,12 +151,12 @@ def world_objects(
     config = trainer_config_text(job.spec.trainer.config)
     name, labels = world_name(job.name, attempt), _labels(job, attempt)
     config_map = {
-        **_head("v1", "ConfigMap", job, config_map_name(job, attempt), labels),
+        **owned_head("v1", "ConfigMap", job, config_map_name(job, attempt), labels),
         "immutable": True,
         "data": {CONFIG_FILE: config},
     }
     service = {
-        **_head("v1", "Service", job, name, labels),
+        **owned_head("v1", "Service", job, name, labels),
         "spec": {
             "clusterIP": "None",
             # The ranks look for each other before any of them is ready.
@@ -176,14 +176,17 @@ def trainer_config_text(config: Mapping[str, Any]) -> str:
 def redis_secret(job: TrainingJobView, password: str) -> KubernetesObject:
     """The Secret with the run's Redis password; made once, before the first world."""
     return {
-        **_head("v1", "Secret", job, redis_secret_name(job), _labels(job)),
+        **owned_head("v1", "Secret", job, redis_secret_name(job), _labels(job)),
         "type": "Opaque",
         "immutable": True,
         "data": {PASSWORD_KEY: base64.b64encode(password.encode()).decode()},
     }
 
 
-def _head(api_version: str, kind: str, job: TrainingJobView, name: str, labels: Mapping[str, str]) -> KubernetesObject:
+def owned_head(
+    api_version: str, kind: str, job: TrainingJobView, name: str, labels: Mapping[str, str]
+) -> KubernetesObject:
+    """What every object of ours begins with: it belongs to the TrainingJob, and goes with it."""
     owner = {
         "apiVersion": API_VERSION,
         "kind": "TrainingJob",
@@ -222,9 +225,9 @@ def _job(
 ) -> KubernetesObject:
     spec, template = job.spec, job.spec.pod_template
     labels = _labels(job, attempt)
-    queue = {name: value for name, value in job.labels.items() if name.startswith(_QUEUE_LABEL_PREFIX)}
+    queue = {name: value for name, value in job.labels.items() if name.startswith(QUEUE_LABEL_PREFIX)}
     return {
-        **_head("batch/v1", "Job", job, world_name(job.name, attempt), {**queue, **labels}),
+        **owned_head("batch/v1", "Job", job, world_name(job.name, attempt), {**queue, **labels}),
         "spec": {
             "completionMode": "Indexed",
             "completions": spec.trainer.num_nodes,
@@ -238,7 +241,7 @@ def _job(
                     "labels": {**(template.labels or {}), **labels},
                     "annotations": dict(template.annotations or {}),
                 },
-                "spec": {**_pod_spec(job, defaults, attempt, source), **_avoiding(template.affinity or {}, avoid)},
+                "spec": {**_pod_spec(job, defaults, attempt, source), **avoiding(template.affinity or {}, avoid)},
             },
         },
     }
@@ -258,11 +261,7 @@ def _pod_spec(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, so
         "env": _environment(job, defaults, attempt, source),
         "volumeMounts": [*(volume.mount for volume in own), *mounts],
         "terminationMessagePolicy": "File",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONTAINER_SECURITY,
     }
     if template.image_pull_policy:
         container["imagePullPolicy"] = template.image_pull_policy
@@ -274,17 +273,30 @@ def _pod_spec(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int, so
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": template.termination_grace_period_seconds,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": NONROOT,
-            "runAsGroup": NONROOT,
-            "fsGroup": NONROOT,
-            "seccompProfile": {"type": "RuntimeDefault"},
-            **(template.security_context or {}),
-        },
+        "securityContext": pod_security(template),
         **_optional_pod_fields(template),
         "containers": [container],
         "volumes": [*(volume.volume for volume in own), *(dict(volume) for volume in template.volumes)],
+    }
+
+
+CONTAINER_SECURITY: KubernetesObject = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""Of every container of ours."""
+
+
+def pod_security(template: PodTemplate) -> KubernetesObject:
+    """The security context of every pod of ours, with what the job says of it."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": NONROOT,
+        "runAsGroup": NONROOT,
+        "fsGroup": NONROOT,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **(template.security_context or {}),
     }
 
 
@@ -306,7 +318,7 @@ AVOIDED_WEIGHT = 100
 """The largest weight that a preference can have."""
 
 
-def _avoiding(affinity: Mapping[str, Any], nodes: Sequence[str]) -> KubernetesObject:
+def avoiding(affinity: Mapping[str, Any], nodes: Sequence[str]) -> KubernetesObject:
     """The job's own affinity and, preferred and never required, any node but those; nothing where there are none.
 
     By the node's name, which a label need not repeat; the API server takes one value for each such expression.
@@ -384,18 +396,20 @@ def _environment(job: TrainingJobView, defaults: WorkloadDefaults, attempt: int,
         plain["TRIMTAB_RESUME_FROM"] = source
     own: dict[str, KubernetesObject] = {name: {"value": value} for name, value in plain.items()}
     own["PET_NODE_RANK"] = {"valueFrom": {"fieldRef": {"fieldPath": _COMPLETION_INDEX}}}
-    own["TRIMTAB_REDIS_PASSWORD"] = _from_secret(redis_secret_name(job), PASSWORD_KEY)
+    own["TRIMTAB_REDIS_PASSWORD"] = from_secret(redis_secret_name(job), PASSWORD_KEY)
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        own[key] = _from_secret(credentials, key)
-    users = {variable.name: _user_value(variable) for variable in spec.trainer.env}
+        own[key] = from_secret(credentials, key)
+    users = {variable.name: user_value(variable) for variable in spec.trainer.env}
     return [{"name": name, **value} for name, value in {**own, **users}.items()]
 
 
-def _user_value(variable: EnvironmentVariable) -> KubernetesObject:
+def user_value(variable: EnvironmentVariable) -> KubernetesObject:
+    """What a variable of `spec.trainer.env` gets."""
     if variable.value_from is None:
         return {"value": variable.value or ""}
-    return _from_secret(variable.value_from.secret_key_ref.name, variable.value_from.secret_key_ref.key)
+    return from_secret(variable.value_from.secret_key_ref.name, variable.value_from.secret_key_ref.key)
 
 
-def _from_secret(name: str, key: str) -> KubernetesObject:
+def from_secret(name: str, key: str) -> KubernetesObject:
+    """The value of a variable that a Secret holds."""
     return {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}

@@ -6,7 +6,7 @@ from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.directives import Ack, Action, Directive, Reason, TerminationMessage
 from trimtab_contract.journal import Evidence, Phase
 
-from trimtab_operator import automation, bookkeeping, drafts
+from trimtab_operator import automation, bookkeeping, checkpoint_records, drafts
 from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation, PodsState
@@ -330,7 +330,7 @@ def _retry_restart(state: RunState, observation: Observation, why: str) -> Comma
     """The restore of a fault restart failed: the same world tries the next older checkpoint as a new attempt."""
     directive = state.directive
     if directive is not None and directive.restore is not None:
-        quarantined = bookkeeping.quarantine(state, directive.restore, why)
+        quarantined = checkpoint_records.quarantine(state, directive.restore, why)
         if quarantined is not None:
             return quarantined
     checkpoint = select_restart(state)

@@ -22,8 +22,8 @@ from trimtab_policies import streaks
 LARGEST_BYTES = 200_000
 GIVEN = {"Takeover"}
 """What no recorded incident can decide again: who takes a run over, and when."""
-NOT_KEPT = {"Deleting", "MetricMissing", "NoticeSent", "RunEnded", "Snapshot", "Upgraded"}
-"""What no recorded incident has. Whoever adds an action adds an incident with it."""
+NOT_KEPT = {"Deleting", "MetricMissing", "NoticeSent", "ReadBack", "RunEnded", "Snapshot", "Upgraded"}
+"""What no recorded incident has, some because it begins in none. Whoever adds an action adds an incident with it."""
 FROM_THE_TRAIL = {"IncidentOpened", "Relapsed", "Diagnosed", "TargetSelected", "ExtentFound"}
 """What an exported trail alone is enough for, where its evidence is whole."""
 

@@ -88,7 +88,7 @@ def test_every_record_of_a_run_is_told_in_more_than_its_name() -> None:
         assert not text.rstrip().endswith(":"), text
         assert len(text.split()) >= (1 if record.phase is Phase.RESULT else 3), text
     # A played run has one rule, and its job outlives it; it is alone and too short for what comes after long.
-    alone = {"AutomationHeld", "AutomationReleased", "NoticeSent", "Snapshot", "Deleting"}
+    alone = {"AutomationHeld", "AutomationReleased", "NoticeSent", "Snapshot", "Deleting", "ReadBack"}
     assert {action.value for action in JournalAction} - seen == {"RuleFired", "RunEnded", "Upgraded", *alone}
 
 

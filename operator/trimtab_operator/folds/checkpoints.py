@@ -26,6 +26,7 @@ def checkpoint_in(target: CheckpointState) -> Callable[[RunState, JournalRecord]
             state=target,
             why=str(after.get("why", "")),
             loss=after.get("loss", known.loss if known else None),
+            size=after.get("size", known.size if known else None),
         )
         others = tuple(item for item in state.checkpoints if item.reference.key != reference.key)
         ordered = sorted((*others, entry), key=lambda item: (item.reference.step, item.attempt))

@@ -2,7 +2,7 @@
 
 from trimtab_contract.directives import Action, CheckpointReference, Reason
 
-from trimtab_operator import bookkeeping, diagnosis, drafts, worlds
+from trimtab_operator import bookkeeping, checkpoint_records, diagnosis, drafts, worlds
 from trimtab_operator.commands import Command
 from trimtab_operator.extent import Extent, ExtentOutcome, find_extent
 from trimtab_operator.incidents import Finding, Incident, SkipRange
@@ -46,7 +46,7 @@ def restoring(state: RunState, observation: Observation) -> Command | None:
             return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": worlds.store_away(failed)})
         if failed.reason == Reason.CONFIG_MISMATCH:
             return worlds.misfit(state, observation, failed)
-        return bookkeeping.quarantine(state, incident.target, f"{failed.reason}: {failed.detail}")
+        return checkpoint_records.quarantine(state, incident.target, f"{failed.reason}: {failed.detail}")
     return None
 
 
@@ -131,7 +131,7 @@ def _judge_extent(
         "bad": list(extent.bad),
     }
     if extent.outcome is ExtentOutcome.CONTROL_BAD:
-        return bookkeeping.quarantine(state, target, extent.message)
+        return checkpoint_records.quarantine(state, target, extent.message)
     if extent.outcome is ExtentOutcome.UNBOUNDED:
         return drafts.record(
             state,
