@@ -192,10 +192,10 @@ class RunJournal:
             return None
         return await self.append(draft)
 
-    async def settle(self) -> None:
-        """Finish an append whose outcome is unknown, before anything is decided; raises as `append`."""
+    async def settle(self) -> JournalRecord | None:
+        """Finish an append whose outcome is unknown, before anything is decided, and return it; raises as `append`."""
         if self._unsettled is None:
-            return
+            return None
         seq, body = self._unsettled
         appended = await self._store.append(self._run, seq, body)
         self._unsettled = None
@@ -204,6 +204,7 @@ class RunJournal:
             message = f"record {seq} of run {self._run} is another one than this operator meant to write"
             raise Conflict(message)
         self._fold(seq, body)
+        return parse_record(body)
 
     async def _begin_with_snapshot(self, anchored: Voucher) -> None:
         """Take the state over from the newest snapshot up to the anchored record, and fold what follows it.
