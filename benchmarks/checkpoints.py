@@ -21,7 +21,7 @@ from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.keys import MANIFEST_NAME
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing import CheckpointLimits, Saved, TrainingState
-from trimtab_trainer.checkpointing.reading import READERS, STRETCH_BYTES
+from trimtab_trainer.checkpointing.reading import READERS
 from trimtab_trainer.checkpointing.state import tensors_of
 from trimtab_trainer.checkpointing.uploading import PART_BYTES, PARTS_IN_FLIGHT
 from trimtab_trainer.model import TransformerConfig
@@ -105,16 +105,16 @@ class Bench:
         self._client.upload_fileobj(io.BytesIO(body), self._bucket, "raw", Config=settings)
 
     def _raw_download(self, key: str, size: int) -> None:
-        """The same bytes in ranges of the same size on as many threads, into memory and no further."""
+        """The same bytes in the parts that they were stored in, on as many threads, into memory and no further."""
         room = bytearray(size)
 
         def fetch(begin: int) -> None:
-            end = min(begin + STRETCH_BYTES, size)
+            end = min(begin + PART_BYTES, size)
             answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes={begin}-{end - 1}")
             room[begin:end] = answer["Body"].read()
 
         with ThreadPoolExecutor(READERS) as pool:
-            list(pool.map(fetch, range(0, size, STRETCH_BYTES)))
+            list(pool.map(fetch, range(0, size, PART_BYTES)))
 
 
 def _first(state: TrainingState) -> torch.Tensor:

@@ -13,7 +13,7 @@ from object_store_fixture import ADMIN, ObjectStoreServer
 from torch.distributed.checkpoint.api import CheckpointException
 from trimtab_contract.data_position import SkipLedger
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing.restoring import Restoration
+from trimtab_trainer.checkpointing.restoring import Restoration, fits_by_structure
 from trimtab_trainer.checkpointing.shards import read_shards
 from trimtab_trainer.checkpointing.state import FlatState, empty_on_host
 from trimtab_trainer.errors import RestoreFailed
@@ -50,7 +50,7 @@ def refusal(checkpoint: Kept, objects: dict[str, bytes], live: FlatState, folder
     for rank in range(2):
         restoration = Restoration(STORE, ROOT, (RUN,), rank, 0.0, threading.Event(), lambda: None)
         try:
-            restoration.fetch(checkpoint.reference, live, SkipLedger(), folder)
+            restoration.fetch(checkpoint.reference, empty_on_host(live), SkipLedger(), folder, fits_by_structure)
         except RestoreFailed as error:
             return error.reason
     return ""

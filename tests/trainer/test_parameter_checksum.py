@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from trimtab_trainer.model import Transformer, TransformerConfig
 from trimtab_trainer.optim import checksum
-from trimtab_trainer.optim.checksum import parameter_checksum
+from trimtab_trainer.optim.checksum import GrowingChecksum, parameter_checksum
 
 
 def named(seed: int = 0) -> list[tuple[str, Tensor]]:
@@ -26,12 +26,19 @@ def test_equal_parameters_have_equal_checksums() -> None:
     assert first.first_difference(second) is None
 
 
-def test_the_checksum_is_the_defined_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [word for _, tensor in named() for word in tensor.view(torch.int32).flatten().tolist()]
+@pytest.mark.parametrize("more", [0, 1, checksum.COLUMNS, checksum.ROWS * checksum.COLUMNS + checksum.COLUMNS + 3])
+def test_the_checksum_is_the_defined_sum(more: int) -> None:
+    tensors = [*named(), ("d", torch.randn(2 * checksum.ROWS * checksum.COLUMNS + more))]
+    words = [word for _, tensor in tensors for word in tensor.view(torch.int32).flatten().tolist()]
     expected = sum((2 * index + 1) * word for index, word in enumerate(words)) % 2**64
-    assert parameter_checksum(named()).total == expected
-    monkeypatch.setattr(checksum, "CHUNK_WORDS", 4)
-    assert parameter_checksum(named()).total == expected
+    assert parameter_checksum(tensors).total == expected
+
+
+def test_tensors_may_be_added_in_any_order_or_not_at_all() -> None:
+    growing = GrowingChecksum(named())
+    growing.add("c")
+    growing.add("a")
+    assert growing.result() == parameter_checksum(named())
 
 
 @pytest.mark.parametrize("bit", range(32))
@@ -83,7 +90,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_checksum_of_many_tensors_needs_room_for_one_pass_only() -> None:
-    tensor = torch.ones(4 * checksum.CHUNK_WORDS)
+    tensor = torch.ones(4 * checksum.ROWS * checksum.COLUMNS)
     many = [(str(number), tensor) for number in range(200)]
     parameter_checksum(many[:1])
     with ThreadPoolExecutor(1) as pool:
@@ -92,7 +99,7 @@ def test_a_checksum_of_many_tensors_needs_room_for_one_pass_only() -> None:
         Path("/proc/self/clear_refs").write_text("5")
         pool.submit(parameter_checksum, many).result()
         grown = resident_bytes("VmHWM") - resting
-    assert grown < 32 * 8 * checksum.CHUNK_WORDS
+    assert grown < 32 * 8 * checksum.ROWS * checksum.COLUMNS
 
 
 def resident_bytes(field: str) -> int:

@@ -19,7 +19,9 @@ READ_TIMEOUT_SECONDS = 10.0
 MAX_ATTEMPTS = 3
 """botocore's standard mode waits between attempts with full jitter."""
 
-CHUNK_BYTES = 1024 * 1024
+CHUNK_BYTES = 256 * 1024
+"""Of what is read: as much as stays in a processor's cache until its reader has hashed and copied it."""
+
 _TRANSFER = TransferConfig(use_threads=False)
 _BEYOND_THE_END = frozenset({"InvalidRange", "416"})
 _CHECKSUM = "CRC32"
@@ -94,13 +96,13 @@ class ObjectStore:
             return cast("bytes", self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The whole object, at most 1 MiB at a time."""
+        """The whole object, at most 256 KiB at a time."""
         with self._translated("GetObject", key):
             body = self._client.get_object(Bucket=self.bucket, Key=key)["Body"]
             yield from body.iter_chunks(CHUNK_BYTES)
 
     def stretch(self, key: str, offset: int, length: int, into: Callable[[bytes], object]) -> int:
-        """Hand `length` bytes from `offset` on to `into`, at most 1 MiB at a time; returns the whole object's size.
+        """Hand `length` bytes from `offset` on to `into`, at most 256 KiB at a time; returns the whole object's size.
 
         Fewer bytes come where the object ends before; none, and the size 0, where it ends before `offset`.
         """

@@ -26,7 +26,7 @@ from trimtab_trainer.checkpointing.restoring import Fetched, Fit, Restoration, f
 from trimtab_trainer.checkpointing.saving import SaveJob, SaveRequest, SaveThread
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
 from trimtab_trainer.checkpointing.staging import StagingRoom
-from trimtab_trainer.checkpointing.state import TrainingState
+from trimtab_trainer.checkpointing.state import FlatState, TrainingState
 from trimtab_trainer.checkpointing.uploading import Pace
 from trimtab_trainer.checkpointing.verification import VerificationThread
 from trimtab_trainer.errors import RestoreFailed, TrainerError
@@ -217,14 +217,15 @@ class Checkpointer:
         ranks alike, with the live state untouched.
         """
         folder = self._staging / f"restore-{uuid.uuid4().hex}"
-        try:
-            fetched = self._fetched_everywhere(reference, state, skip, folder, fit)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        try:
-            state.replace(fetched.flat)
-        except InvalidFields as error:
-            raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, "optimizer", str(error)) from error
+        with self._room.beside(state.flat()) as flat:
+            try:
+                fetched = self._fetched_everywhere(reference, flat, skip, folder, fit)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            try:
+                state.replace(fetched.flat)
+            except InvalidFields as error:
+                raise RestoreFailed(RestoreFailure.STRUCTURE_MISMATCH, "optimizer", str(error)) from error
         if fetched.rank_state is not None:
             restore_rank_state(fetched.rank_state)
         return fetched.manifest
@@ -242,11 +243,11 @@ class Checkpointer:
         return int(first[0]), first[1]
 
     def _fetched_everywhere(
-        self, reference: CheckpointReference, state: TrainingState, skip: SkipLedger, folder: Path, fit: Fit
+        self, reference: CheckpointReference, into: FlatState, skip: SkipLedger, folder: Path, fit: Fit
     ) -> Fetched:
         fetched, own = None, _Verdict()
         try:
-            fetched = self._restoration.fetch(reference, state.flat(), skip, folder, fit)
+            fetched = self._restoration.fetch(reference, into, skip, folder, fit)
             own = _Verdict(checksum=f"{fetched.checksum.total:x}", sharded=f"{fetched.checksum.sharded:x}")
         except RestoreFailed as error:
             own = _Verdict(error.reason, error.object_name, error.detail)

@@ -1,8 +1,7 @@
 """Reading parts of a checkpoint from the store, several at once; what is not what was saved is handed to nobody."""
 
-import hashlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -11,13 +10,16 @@ from typing import NamedTuple, TypeVar
 from trimtab_contract.checkpoints import StoredObject, StoredSlice
 
 from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.checkpointing.arrival import Arriving, Room
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.errors import ObjectMissing, RestoreFailed, StoreRefused, StoreUnavailable
 from trimtab_trainer.retries import retried
 
 READERS = 4
-STRETCH_BYTES = 8 * 1024 * 1024
-"""Slices that lie side by side are read together up to this size; so many bytes a reader holds, or one larger slice."""
+STRETCHES_PER_READER = 2
+MIN_STRETCH_BYTES, MAX_STRETCH_BYTES = 8 * 1024 * 1024, 64 * 1024 * 1024
+"""Slices that lie side by side are asked for together: a store reads more than it is asked for at both ends of a
+stretch. However long it is, a reader holds one slice at a time."""
 
 _LOOK_SECONDS = 0.5
 
@@ -32,8 +34,9 @@ class Place(NamedTuple):
     length: int
 
 
-Use = Callable[[Place, memoryview], None]
-"""What is done with a verified slice. Called on the readers' threads, for several slices at once."""
+Use = Callable[[Place, memoryview], object]
+"""What is done with a verified slice, whose bytes are there for that long only. Called on the readers' threads, for
+several slices at once."""
 
 
 @dataclass(slots=True)
@@ -51,16 +54,16 @@ class VerifiedReader:
     stopped: threading.Event
     on_progress: Callable[[], None]
     _moved: int = 0
+    _room: Room = field(default_factory=Room)
     _failed: threading.Event = field(default_factory=threading.Event)
 
     def whole(self, name: str) -> bytes:
         """One object, which fits into memory."""
-        stored = self.objects[name]
-        body = self._bytes(name, 0, stored.size)
+        stored, found = self.objects[name], list[bytes]()
+        all_of_it = StoredSlice(name=name, offset=0, length=stored.size, sha256=stored.sha256)
+        self._read(name, [all_of_it], lambda _, body: found.append(bytes(body)))
         self.on_progress()
-        if hashlib.sha256(body).hexdigest() != stored.sha256:
-            raise self._damaged(name, "its bytes have another SHA-256 than those saved")
-        return bytes(body)
+        return found[0]
 
     def places(self, chosen: Callable[[StoredSlice], bool]) -> list[Place]:
         """Where the chosen ones of the manifest's slices lie."""
@@ -68,7 +71,10 @@ class VerifiedReader:
 
     def slices(self, wanted: Iterable[Place], use: Use) -> None:
         """Read what is wanted and nothing else, and hand each slice on as soon as it is known to be right."""
-        stretches = [stretch for _, places in groupby(sorted(wanted), _object_of) for stretch in _joined(places)]
+        places = sorted(wanted)
+        share = sum(place.length for place in places) // (READERS * STRETCHES_PER_READER)
+        size = min(max(share, MIN_STRETCH_BYTES), MAX_STRETCH_BYTES)
+        stretches = [stretch for _, group in groupby(places, _object_of) for stretch in _joined(group, size)]
         known = self._known()
         for place in (place for stretch in stretches for place in stretch):
             if place not in known:
@@ -97,37 +103,35 @@ class VerifiedReader:
         }
 
     def _stretch(self, places: Sequence[Place], known: dict[Place, StoredSlice], use: Use) -> None:
-        first, last = places[0], places[-1]
-        body = memoryview(self._bytes(first.object_name, first.offset, last.offset + last.length - first.offset))
-        for place in places:
-            begin = place.offset - first.offset
-            part, saved = body[begin : begin + place.length], known[place]
-            if hashlib.sha256(part).hexdigest() != saved.sha256:
-                detail = (
-                    f"the {place.length} bytes of {saved.name} from {place.offset} on have another SHA-256 than those "
-                    "saved"
-                )
-                raise self._damaged(place.object_name, detail)
-            use(place, part)
+        self._read(places[0].object_name, [known[place] for place in places], use)
 
-    def _bytes(self, name: str, offset: int, length: int) -> bytearray:
+    def _read(self, name: str, parts: Sequence[StoredSlice], use: Use) -> None:
+        """Read parts that lie side by side; each is handed on when it is whole and known to be right."""
         key, stored = self._key(name), self.objects[name]
-        body = bytearray()
+        arriving = Arriving(parts, self._room.of(max(part.length for part in parts)))
 
         def take(chunk: bytes) -> None:
-            body.extend(chunk)
             self._moved += 1
+            for part, body, sha256 in arriving.completed_by(chunk):
+                if sha256 != part.sha256:
+                    detail = (
+                        f"the {part.length} bytes of {part.name} from {part.offset} on have another SHA-256 than those "
+                        "saved"
+                    )
+                    raise self._damaged(name, detail)
+                use(Place(name, part.offset, part.length), body)
 
         def attempt() -> int:
-            body.clear()
             if self._failed.is_set():
                 raise RestoreFailed(RestoreFailure.UNREADABLE, key, "another part of the checkpoint cannot be restored")
-            return self.store.stretch(key, offset, length, take)
+            if arriving.complete:
+                return stored.size
+            begin, length = arriving.resume()
+            return self.store.stretch(key, begin, length, take)
 
         size = self._patiently(attempt, key)
-        if (size, len(body)) != (stored.size, length):
+        if size != stored.size or not arriving.complete:
             raise self._damaged(name, f"it has {size} bytes, saved were {stored.size}")
-        return body
 
     def _patiently(self, operation: Callable[[], Result], key: str) -> Result:
         return patiently(operation, key, self.deadline, self.stopped, self._waited)
@@ -164,13 +168,13 @@ def _object_of(place: Place) -> str:
     return place.object_name
 
 
-def _joined(places: Iterable[Place]) -> Iterable[list[Place]]:
-    """Places of one object in the order of their offsets, those side by side together."""
+def _joined(places: Iterable[Place], size: int) -> Iterator[list[Place]]:
+    """Places of one object in the order of their offsets, those side by side together until they have `size` bytes."""
     stretch: list[Place] = []
     for place in places:
         if stretch:
             end = stretch[-1].offset + stretch[-1].length
-            if place.offset != end or place.offset + place.length - stretch[0].offset > STRETCH_BYTES:
+            if place.offset != end or end - stretch[0].offset >= size:
                 yield stretch
                 stretch = []
         stretch.append(place)

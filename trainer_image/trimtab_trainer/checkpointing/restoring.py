@@ -27,9 +27,9 @@ from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader, patiently
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
-from trimtab_trainer.checkpointing.state import FlatState, describe, empty_on_host, tensors_of
+from trimtab_trainer.checkpointing.state import FlatState, describe, tensors_of
 from trimtab_trainer.errors import RestoreFailed
-from trimtab_trainer.optim import ParameterChecksum, parameter_checksum
+from trimtab_trainer.optim.checksum import GrowingChecksum, ParameterChecksum, parameter_checksum
 
 SHOWN_TENSORS = 4
 """Of those that are otherwise than this run's."""
@@ -69,20 +69,19 @@ class Restoration:
     on_progress: Callable[[], None]
 
     def fetch(
-        self, reference: CheckpointReference, live: FlatState, skip: SkipLedger, folder: Path, fit: Fit
+        self, reference: CheckpointReference, into: FlatState, skip: SkipLedger, folder: Path, fit: Fit
     ) -> Fetched:
         """Read what this rank needs, each slice verified before it is deserialised; raises RestoreFailed.
 
-        `live` gives names, types and shapes and is not touched. `.metadata` and all plain values are verified before
-        the first of them is unpickled. Objects of schema 1 have no slices: they are fetched into `folder` and verified
-        whole before anything is loaded.
+        `into`, beside the live state, gives names, types and shapes, and is filled. `.metadata` and all plain values
+        are verified before the first of them is unpickled. Objects of schema 1 have no slices: they are fetched into
+        `folder` and verified whole before anything is loaded.
         """
         deadline = time.monotonic() + self.patience_seconds
         prefix, run = self._place(reference)
         manifest = self._manifest(reference, deadline)
         _check_manifest(manifest, reference, run, skip)
-        _check_fit(manifest, reference, live, fit)
-        flat = empty_on_host(live)
+        _check_fit(manifest, reference, into, fit)
         reader = VerifiedReader(self.store, prefix, manifest.objects, deadline, self.stopped, self.on_progress)
         own = f"rank-{self.rank:06d}.json"
         rank_state = reader.whole(own) if own in manifest.objects else None
@@ -91,10 +90,11 @@ class Restoration:
             for name, stored in manifest.objects.items():
                 self._fetch_object(f"{prefix}{name}", stored, folder / name, deadline)
             with _told():
-                read_shards(folder, flat)
+                read_shards(folder, into)
+            checksum = parameter_checksum(tensors_of(into).items())
         else:
-            _read_slices(reader, manifest, flat)
-        return Fetched(manifest, flat, parameter_checksum(tensors_of(flat).items()), rank_state)
+            checksum = _read_slices(reader, manifest, into)
+        return Fetched(manifest, into, checksum, rank_state)
 
     def _place(self, reference: CheckpointReference) -> tuple[str, keys.RunId]:
         """The prefix of the checkpoint's objects, and the run whose it must be."""
@@ -184,20 +184,27 @@ def _told_tensor(tensors: Mapping[str, TensorDescription], name: str) -> str:
     return "none" if found is None else f"{found.dtype} {list(found.shape)}"
 
 
-def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, flat: FlatState) -> None:
+def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, into: FlatState) -> ParameterChecksum:
     values: dict[Place, bytes] = {}
+    checksum = GrowingChecksum(tensors_of(into).items())
 
     def keep(place: Place, body: memoryview) -> None:
         values[place] = bytes(body)
+
+    def load(place: Place, body: memoryview) -> None:
+        # While the tensor is in the processor's cache, and other slices are on their way.
+        for name in reading.load(place, body):
+            checksum.add(name)
 
     metadata = reader.whole(METADATA_NAME)
     # All that is pickled is verified before the first of it is unpickled, and what is no tensor is pickled.
     reader.slices(reader.places(lambda part: part.name not in manifest.tensors), keep)
     with _told():
-        reading = ShardReading(metadata, flat)
+        reading = ShardReading(metadata, into)
         for place in reading.values:
             reading.load(place, values[place])
-        reader.slices(reading.tensors, reading.load)
+        reader.slices(reading.tensors, load)
+    return checksum.result()
 
 
 @contextmanager

@@ -7,10 +7,12 @@ import base64
 import dataclasses
 import os
 import pickle
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from io import SEEK_CUR, SEEK_END, SEEK_SET, BytesIO, IOBase, RawIOBase
+from io import BytesIO, IOBase
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -33,7 +35,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from trimtab_trainer.checkpointing.reading import Place
 from trimtab_trainer.checkpointing.state import FlatState
-from trimtab_trainer.distributed_tensors import is_sharded
+from trimtab_trainer.checkpointing.stored_tensors import MemoryFile, tensor_in
 from trimtab_trainer.errors import SaveBroken
 
 METADATA_NAME = ".metadata"
@@ -139,6 +141,7 @@ class ShardReading:
         for item in plan.items:
             stored: _StorageInfo = found.storage_data[item.storage_index]
             self._items.setdefault(Place(stored.relative_path, stored.offset, stored.length), []).append(item)
+        self._missing, self._lock = Counter(item.dest_index.fqn for item in plan.items), threading.Lock()
 
     @property
     def values(self) -> list[Place]:
@@ -150,54 +153,27 @@ class ShardReading:
         """Where chunks of tensors lie."""
         return [place for place, items in self._items.items() if items[0].type is not LoadItemType.BYTE_IO]
 
-    def load(self, place: Place, body: bytes | memoryview) -> None:
-        """Deserialise one slice into `into`; several may be at it at once."""
-        found: object = torch.load(cast("IO[bytes]", _Readable(body)), map_location="cpu", weights_only=True)
+    def load(self, place: Place, body: bytes | memoryview) -> list[str]:
+        """Deserialise one slice into `into`, where nothing of `body` itself stays; several may be at it at once.
+
+        Returns the names of the tensors that have all their values now.
+        """
+        plain = self._items[place][0].type is LoadItemType.BYTE_IO
+        found: object = None if plain else tensor_in(memoryview(body))
+        if found is None:
+            found = torch.load(cast("IO[bytes]", MemoryFile(body)), map_location="cpu", weights_only=True)
         for item in self._items[place]:
-            name = item.dest_index.fqn
-            wanted: object = self._into[name]
-            if not isinstance(found, Tensor):
-                self._into[name] = found
-            elif _fits(found, wanted):
-                # The whole tensor: it takes the place of the room that was reserved and never touched.
-                self._into[name] = found
-            else:
+            if isinstance(found, Tensor):
                 target = self._planner.resolve_tensor(item)
                 target.copy_(narrow_tensor_by_index(found, item.storage_offsets, item.lengths))
+            else:
+                self._into[item.dest_index.fqn] = found
+        return [] if plain else self._completed(place)
 
-
-def _fits(found: Tensor, wanted: object) -> bool:
-    """Whether what was found is all that is wanted."""
-    if not isinstance(wanted, Tensor) or is_sharded(wanted):
-        return False
-    return (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-
-
-class _Readable(RawIOBase):
-    """Bytes as a file, from which torch copies straight into a tensor: BytesIO would copy them once more before."""
-
-    def __init__(self, body: bytes | memoryview) -> None:
-        super().__init__()
-        self._body, self._at = memoryview(body), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, room: Any, /) -> int:
-        taken = min(len(room), len(self._body) - self._at)
-        room[:taken] = self._body[self._at : self._at + taken]
-        self._at += taken
-        return taken
-
-    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
-        self._at = offset + {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: len(self._body)}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+    def _completed(self, place: Place) -> list[str]:
+        with self._lock:
+            self._missing.subtract(item.dest_index.fqn for item in self._items[place])
+            return [name for name in {item.dest_index.fqn for item in self._items[place]} if not self._missing[name]]
 
 
 def read_shards(folder: Path, into: FlatState) -> None:

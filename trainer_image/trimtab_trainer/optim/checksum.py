@@ -6,6 +6,7 @@ weights are odd, so a change of one word changes the sum; and exchanging two une
 exchange, and a sum of floats would depend on its order.
 """
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -17,8 +18,9 @@ from torch import Tensor
 from trimtab_trainer.distributed_tensors import first_element, is_sharded, own_part
 from trimtab_trainer.tensors import integers
 
-CHUNK_WORDS: Final = 1 << 16
-"""Words per pass: the weights and the products of one pass stay in cache."""
+COLUMNS: Final = 1 << 10
+ROWS: Final = 1 << 6
+"""Words are looked at as rows of a table, so many rows a pass: what a pass needs stays in cache."""
 
 _MODULUS: Final = 1 << 64
 _WORD_BYTES: Final = 4
@@ -41,26 +43,44 @@ class ParameterChecksum:
         return next((mine[0] for mine, theirs in pairs if mine != theirs), None)
 
 
-@torch.no_grad()
 def parameter_checksum(named_tensors: Iterable[tuple[str, Tensor]]) -> ParameterChecksum:
     """Compute the checksum of `named_tensors`, whose order counts."""
-    names: list[str] = []
-    sums: list[Tensor] = []
-    sharded: list[bool] = []
-    offset, room = 0, _Room()
-    for name, tensor in named_tensors:
-        words = _words(own_part(tensor))
-        words_each = max(1, tensor.element_size() // _WORD_BYTES)
-        names.append(name)
-        sums.append(_weighted_sum(words, offset + first_element(tensor) * words_each, room))
-        sharded.append(is_sharded(tensor))
-        offset += tensor.numel() * words_each
-    values = [value % _MODULUS for value in integers(torch.stack(sums))]
-    return ParameterChecksum(
-        total=sum(values) % _MODULUS,
-        tensors=tuple(zip(names, values, strict=True)),
-        sharded=sum(value for value, is_part in zip(values, sharded, strict=True) if is_part) % _MODULUS,
-    )
+    return GrowingChecksum(named_tensors).result()
+
+
+class GrowingChecksum:
+    """The checksum of tensors that get their values one by one. Several threads may add at once."""
+
+    def __init__(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Names, types and shapes count, and the order; what the tensors hold is not looked at yet."""
+        self._tensors = dict(named_tensors)
+        self._offsets: dict[str, int] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._room = _Room()
+        end = 0
+        for name, tensor in self._tensors.items():
+            words_each = max(1, tensor.element_size() // _WORD_BYTES)
+            self._offsets[name] = end + first_element(tensor) * words_each
+            end += tensor.numel() * words_each
+
+    @torch.no_grad()
+    def add(self, name: str) -> None:
+        """Take in a tensor that has its values now."""
+        words = _words(own_part(self._tensors[name]))
+        self._sums[name] = _weighted_sum(words, self._offsets[name], self._room)
+
+    def result(self) -> ParameterChecksum:
+        """The checksum of all, with those that were not added before as they are now."""
+        for name in self._tensors.keys() - self._sums.keys():
+            self.add(name)
+        sums = [self._sums[name] for name in self._tensors]
+        values = [value % _MODULUS for value in integers(torch.stack(sums))]
+        named = tuple(zip(self._tensors, values, strict=True))
+        return ParameterChecksum(
+            total=sum(values) % _MODULUS,
+            tensors=named,
+            sharded=sum(value for name, value in named if is_sharded(self._tensors[name])) % _MODULUS,
+        )
 
 
 def whole_checksum(total: int, sharded: int, parts: Iterable[int]) -> int:
@@ -78,32 +98,45 @@ def _words(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().flatten().view(word)
 
 
-class _Room:
-    """Where the words of one pass become 64-bit integers.
+class _Room(threading.local):
+    """Where the words of one pass become 64-bit integers, on each thread.
 
     Made once: room made anew at each pass is not found again by the allocator between the sums that stay, and the
     process would grow by a third of a megabyte a tensor.
     """
 
     def __init__(self) -> None:
-        self._room = torch.empty(0, dtype=torch.int64)
+        self._room = torch.empty(0, COLUMNS, dtype=torch.int64)
 
     def holding(self, words: Tensor) -> Tensor:
-        """`words`, until the next call."""
-        if self._room.device != words.device or len(self._room) < len(words):
-            self._room = torch.empty(CHUNK_WORDS, dtype=torch.int64, device=words.device)
+        """`words` [rows, COLUMNS], until the next call."""
+        if self._room.device != words.device or not len(self._room):
+            self._room = torch.empty(ROWS, COLUMNS, dtype=torch.int64, device=words.device)
         return self._room[: len(words)].copy_(words)
 
 
 def _weighted_sum(words: Tensor, offset: int, room: _Room) -> Tensor:
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for start in range(0, words.numel(), CHUNK_WORDS):
-        chunk = room.holding(words[start : start + CHUNK_WORDS])
-        # sum((2 (o + i) + 1) x_i) = 2 o sum(x_i) + sum((2 i + 1) x_i)
-        total += 2 * (offset + start) * chunk.sum() + chunk.dot(_odd_numbers(words.device)[: len(chunk)])
-    return total
+    """sum((2 (offset + i) + 1) x_i) over `words`.
+
+    The weights grow evenly, so the sums of rows and of columns are enough; no word is multiplied. With o the offset and
+    C columns, sum((2 (o + C r + c) + 1) x_rc) = (2 o + 1) sum(x) + 2 C sum(r row_r) + 2 sum(c column_c).
+    """
+    count, device = words.numel() // COLUMNS, words.device
+    rest = words[count * COLUMNS :].to(torch.int64)
+    total = rest.dot(2 * (offset + count * COLUMNS + _numbers(device)[: len(rest)]) + 1)
+    if not count:
+        return total
+    table = words[: count * COLUMNS].view(count, COLUMNS)
+    rows = torch.empty(count, dtype=torch.int64, device=device)
+    columns = torch.zeros(COLUMNS, dtype=torch.int64, device=device)
+    for start in range(0, count, ROWS):
+        part = room.holding(table[start : start + ROWS])
+        torch.sum(part, 1, out=rows[start : start + ROWS])
+        columns += part.sum(0)
+    total += (2 * offset + 1) * rows.sum() + 2 * COLUMNS * rows.dot(torch.arange(count, device=device))
+    return total.add_(columns.dot(_numbers(device)), alpha=2)
 
 
 @cache
-def _odd_numbers(device: torch.device) -> Tensor:
-    return torch.arange(1, 2 * CHUNK_WORDS, 2, dtype=torch.int64, device=device)
+def _numbers(device: torch.device) -> Tensor:
+    return torch.arange(COLUMNS, device=device)

@@ -1,0 +1,154 @@
+"""A tensor as `torch.save` wrote it, where its bytes lie: `torch.load` would copy them, and costs more for small ones.
+
+The file is a zip archive without compression: `data.pkl` says how the tensor lies in its storage, `data/0` is the
+storage. Whatever is written in another way is left to `torch.load`.
+"""
+
+import pickle
+import struct
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BytesIO, RawIOBase
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+_LOCAL_HEADER_BYTES = 30
+_LENGTHS = struct.Struct("<26xHH")
+"""Of a local header: how long the name and the extra field are that follow it."""
+
+
+def tensor_in(body: memoryview) -> Tensor | None:
+    """The tensor in `body`, in the same memory; None where it is written in a way that only `torch.load` knows.
+
+    `body` must be known to be what was saved, and writable.
+    """
+    try:
+        with zipfile.ZipFile(cast("IO[bytes]", MemoryFile(body))) as archive:
+            return _Archive(body, archive).tensor()
+    except (_Unfamiliar, zipfile.BadZipFile, KeyError, pickle.UnpicklingError):
+        return None
+
+
+class MemoryFile(RawIOBase):
+    """Bytes as a file that is not a copy of them, as BytesIO is."""
+
+    def __init__(self, body: bytes | memoryview) -> None:
+        super().__init__()
+        self._body, self._at = memoryview(body), 0
+
+    def readable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def seekable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def readinto(self, room: Any, /) -> int:
+        """See `io.RawIOBase`."""
+        taken = min(len(room), len(self._body) - self._at)
+        room[:taken] = self._body[self._at : self._at + taken]
+        self._at += taken
+        return taken
+
+    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
+        """See `io.RawIOBase`."""
+        begin = offset + {SEEK_SET: 0, SEEK_CUR: self._at, SEEK_END: len(self._body)}[whence]
+        if begin < 0:
+            raise OSError(f"there is nothing {-begin} bytes before the first one")
+        self._at = begin
+        return begin
+
+    def tell(self) -> int:
+        """See `io.RawIOBase`."""
+        return self._at
+
+
+class _Unfamiliar(Exception):
+    """Not what torch writes for a plain tensor on this kind of machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Where a tensor's elements are."""
+
+    key: str
+    dtype: torch.dtype
+    count: int
+
+
+class _Archive:
+    def __init__(self, body: memoryview, archive: zipfile.ZipFile) -> None:
+        self._body, self._archive = body, archive
+        self._folder = archive.namelist()[0].partition("/")[0]
+
+    def tensor(self) -> Tensor:
+        """The one tensor."""
+        if bytes(self._record("byteorder")) != sys.byteorder.encode():
+            raise _Unfamiliar
+        found: object = _Unpickler(self._record("data.pkl"), self._elements).load()
+        if not isinstance(found, Tensor):
+            raise _Unfamiliar
+        return found
+
+    def _elements(self, storage: _Storage) -> Tensor:
+        body = self._record(f"data/{storage.key}")
+        if len(body) != storage.count * storage.dtype.itemsize:
+            raise _Unfamiliar
+        return torch.frombuffer(body, dtype=storage.dtype) if body else torch.empty(0, dtype=storage.dtype)
+
+    def _record(self, name: str) -> memoryview:
+        info = self._archive.getinfo(f"{self._folder}/{name}")
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise _Unfamiliar
+        name_bytes, extra_bytes = _LENGTHS.unpack_from(self._body, info.header_offset)
+        begin = info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        return self._body[begin : begin + info.file_size]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows what torch names in the pickle of a plain tensor, and nothing else."""
+
+    def __init__(self, body: memoryview, elements: Callable[[_Storage], Tensor]) -> None:
+        super().__init__(BytesIO(body))
+        self._elements = elements
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return self._tensor
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module == "torch" and name in _TYPED_STORAGES:
+            return _TYPED_STORAGES[name]
+        raise _Unfamiliar
+
+    def persistent_load(self, pid: Any, /) -> _Storage:
+        kind, dtype, key, _device, count = pid
+        if kind != "storage" or not isinstance(dtype, torch.dtype):
+            raise _Unfamiliar
+        return _Storage(key, dtype, count)
+
+    def _tensor(
+        self, storage: _Storage, offset: int, shape: Sequence[int], stride: Sequence[int], *_: object
+    ) -> Tensor:
+        return self._elements(storage).as_strided(shape, stride, offset)
+
+
+_TYPED_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+"""torch's names in the pickle, by the type of an element."""
