@@ -1,142 +1,28 @@
 """`python -m trimtab_trainer`, one process per rank, started by torchrun."""
 
-import hashlib
-import logging
-import os
-import signal
-import socket
-import sys
-import threading
-from pathlib import Path
-from types import FrameType
 from typing import Never
 
-import msgspec
 import torch
-from trimtab_contract.directives import AckState, CheckpointReference, Reason, TerminationMessage
 
 from trimtab_trainer.assembly import assemble, prepare
 from trimtab_trainer.collectives import World
-from trimtab_trainer.config import DEFAULT_PATH, Environment, TrainerConfig, load_config
-from trimtab_trainer.errors import BadConfig, DataUnreadable, PeerLost, WorldEnded
-from trimtab_trainer.fields import InvalidFields
-from trimtab_trainer.loop import Trainee, train
-from trimtab_trainer.runtime import Runtime
+from trimtab_trainer.loop import train
+from trimtab_trainer.process import Process, run_process, settings
 from trimtab_trainer.session import Session
-from trimtab_trainer.termination import exit_status, leave_message, termination_path
-
-logger = logging.getLogger("trimtab_trainer")
-
-LAST_WORDS_SECONDS = 10.0
-"""How long a world that ends on purpose may take to deliver its records and acks."""
-
-PEER_LOST_SECONDS = 2.0
-"""The same for a rank that lost another one."""
-
-_LAST_STATES = {
-    Reason.TERMINATED: AckState.TERMINATED,
-    Reason.STOPPED: AckState.STOPPED,
-    Reason.FINISHED: AckState.FINISHED,
-}
 
 
 def main() -> Never:
-    """Train until the world ends; the reason is in the termination message, the exit status only says 0 or not."""
-    rank = os.environ.get("RANK", "?")
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
-    terminating = threading.Event()
-
-    def terminate(_number: int, _frame: FrameType | None) -> None:
-        terminating.set()
-
-    signal.signal(signal.SIGTERM, terminate)
-    threading.excepthook = _thread_died
+    """Train the reference model until the world ends."""
     torch.set_num_threads(1)
-    try:
-        runtime, trainee = _prepare(terminating)
-    except (BadConfig, InvalidFields) as error:
-        _leave(Reason.BAD_CONFIG, "; ".join(error.problems))
-    except PeerLost as error:
-        _leave(Reason.PEER_LOST, str(error))
-    except DataUnreadable as error:
-        _leave(Reason.CRASHED, str(error))
-    try:
-        train(Session(runtime), trainee, runtime.world)
-    except WorldEnded as end:
-        _end(runtime, end)
-    except PeerLost as error:
-        _close(runtime, PEER_LOST_SECONDS)
-        _leave(Reason.PEER_LOST, str(error), runtime.vitals.step, runtime.state.attempt, runtime.last_saved)
-    except Exception as error:
-        logger.exception("the trainer crashed")
-        _end(runtime, WorldEnded(Reason.CRASHED, f"{type(error).__name__}: {error}"))
-    raise AssertionError("a training loop ends only by raising")
+    run_process(_train)
 
 
-def _prepare(terminating: threading.Event) -> tuple[Runtime, Trainee]:
-    """Check everything that can be checked alone, then join the other ranks."""
-    prepared = prepare(*_settings())
+def _train(process: Process) -> None:
+    """Check everything that can be checked alone, then join the other ranks, and train."""
+    prepared = prepare(*settings())
     world = World(prepared.config.collective_timeout_seconds)
-    return assemble(prepared, world, terminating), prepared.trainee
-
-
-def _settings() -> tuple[Environment, TrainerConfig, str]:
-    """Environment and configuration; raises InvalidFields with the problems of both."""
-    path = Path(os.environ.get("TRIMTAB_CONFIG") or DEFAULT_PATH)
-    problems: list[str] = []
-    environment = config = None
-    try:
-        environment = Environment.read(os.environ, socket.gethostname())
-    except InvalidFields as error:
-        problems += error.problems
-    try:
-        config = load_config(path)
-    except InvalidFields as error:
-        problems += error.problems
-    if environment is None or config is None:
-        raise InvalidFields(problems)
-    return environment, config, hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _thread_died(died: threading.ExceptHookArgs) -> None:
-    """A world that went deaf, or saves nothing any more, must not train on as if nothing had happened."""
-    name = died.thread.name if died.thread is not None else "unknown"
-    logger.critical("thread %s died", name, exc_info=died.exc_value)
-    _leave(Reason.CRASHED, f"thread {name} died: {died.exc_type.__name__}: {died.exc_value}")
-
-
-def _end(runtime: Runtime, end: WorldEnded) -> Never:
-    """Say the last word, deliver what is queued, and go."""
-    if end.reason is not Reason.SUPERSEDED:
-        ack = runtime.ack(_LAST_STATES.get(end.reason, AckState.FAILED), runtime.state.order)
-        runtime.announce(msgspec.structs.replace(ack, reason=str(end.reason), detail=end.detail, checkpoint=end.saved))
-        if end.reason is Reason.STOPPED:
-            runtime.wait_for_saves()
-        _close(runtime, LAST_WORDS_SECONDS)
-    saved = None if end.reason is Reason.SUPERSEDED else end.saved or runtime.last_saved
-    _leave(end.reason, end.detail, runtime.vitals.step, runtime.state.attempt, saved)
-
-
-def _close(runtime: Runtime, seconds: float) -> None:
-    if runtime.spokesman is not None:
-        runtime.spokesman.courier.close(seconds)
-    runtime.archivist.close(seconds)
-    runtime.checkpointer.close()
-
-
-def _leave(
-    reason: Reason, detail: str, step: int = 0, attempt: int = 0, saved: CheckpointReference | None = None
-) -> Never:
-    """Leave the termination message and end the process without waiting for any other rank or thread."""
-    world = os.environ.get("TRIMTAB_ATTEMPT", "")
-    number = int(world) if world.isdecimal() else 0
-    message = TerminationMessage(
-        reason=reason, world=number, attempt=attempt or number, step=step, detail=detail, saved=saved
-    )
-    leave_message(message, termination_path())
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(exit_status(reason))
+    process.runtime = assemble(prepared, world, process.terminating)
+    train(Session(process.runtime), prepared.trainee, world)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import TypeVar
 from trimtab_contract.data_description import encode_data
 from trimtab_contract.keys import records_prefix, stacks_object
 
+from trimtab_trainer import runtime
 from trimtab_trainer.adapters.redis import Bus
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.archive import Archivist, RecordArchive
@@ -38,42 +39,54 @@ _Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What one rank can build and check alone, before it joins the others."""
+class Foundation:
+    """What one rank has before there is a model."""
 
     environment: Environment
     config: TrainerConfig
     config_sha256: str
-    trainee: Trainee
     data: Windows
     store: ObjectStore
-    faults: FaultInjector
     vitals: Vitals
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What one rank of the reference trainer can build and check alone, before it joins the others."""
+
+    foundation: Foundation
+    trainee: Trainee
+    faults: FaultInjector
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The run's configuration."""
+        return self.foundation.config
 
 
 def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
     """Build model, data and store; raises BadConfig with all that is wrong with any of them, or DataUnreadable."""
-    problems = list(share_problems(config, environment.world_size))
-    vitals = Vitals()
+    problems: list[str] = []
     trainee = _tried(lambda: _trainee(config), problems)
-    data = _tried(lambda: _data(config, environment, vitals.advance), problems)
-    store = _tried(lambda: _store(environment), problems)
+    foundation = _tried(lambda: lay_foundation(environment, config, config_sha256), problems)
     faults = None
     if trainee is not None:
         parameters = dict(trainee.named_parameters())
         faults = _tried(lambda: FaultInjector(config.faults, environment.rank, parameters), problems)
-    if problems or trainee is None or data is None or store is None or faults is None:
+    if problems or trainee is None or foundation is None or faults is None:
         raise BadConfig(problems)
-    return Prepared(
-        environment=environment,
-        config=config,
-        config_sha256=config_sha256,
-        trainee=trainee,
-        data=data,
-        store=store,
-        faults=faults,
-        vitals=vitals,
-    )
+    return Prepared(foundation, trainee, faults)
+
+
+def lay_foundation(environment: Environment, config: TrainerConfig, config_sha256: str) -> Foundation:
+    """Open data and store; raises BadConfig with all that is wrong with any of them, or DataUnreadable."""
+    problems = list(share_problems(config, environment.world_size))
+    vitals = Vitals()
+    data = _tried(lambda: _data(config, environment, vitals.advance), problems)
+    store = _tried(lambda: _store(environment), problems)
+    if problems or data is None or store is None:
+        raise BadConfig(problems)
+    return Foundation(environment, config, config_sha256, data, store, vitals)
 
 
 def _trainee(config: TrainerConfig) -> Trainee:
@@ -104,15 +117,28 @@ def _tried(build: Callable[[], _Part], problems: list[str]) -> _Part | None:
 
 
 def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> Runtime:
-    """Build and start everything but the training loop itself."""
-    environment, config, store = prepared.environment, prepared.config, prepared.store
+    """Build and start everything of the reference trainer but its loop."""
+    trainee = prepared.trainee
     if world.rank == 0:
-        logger.info("what updates which parameter:\n%s", routing_table(prepared.trainee.optimizer.routes))
-    if config.parallelism == "sharded":
-        prepared.trainee.shard(world)
+        logger.info("what updates which parameter:\n%s", routing_table(trainee.optimizer.routes))
+    trainee.join(world)
+    state = TrainingState(trainee.model, trainee.optimizer, trainee.scaler)
+    return assemble_around(trainee, state, prepared.faults, prepared.foundation, world, terminating)
+
+
+def assemble_around(
+    trainee: runtime.Trainee,
+    training_state: TrainingState,
+    faults: FaultInjector,
+    foundation: Foundation,
+    world: World,
+    terminating: threading.Event,
+) -> Runtime:
+    """Build and start everything but a training loop, around a model of any kind; every rank calls it."""
+    environment, config, store = foundation.environment, foundation.config, foundation.store
     root, run = environment.checkpoint_root, environment.run
-    vitals = prepared.vitals
-    description = encode_data(prepared.data.description) if world.rank == 0 else b""
+    vitals = foundation.vitals
+    description = encode_data(foundation.data.description) if world.rank == 0 else b""
     batch_log = BatchLog(store, root, run, environment.rank, description=description)
     archive = RecordArchive(store, root, run, config.telemetry.queue_records)
     archivist = Archivist((archive.flush, batch_log.flush), config.telemetry.archive_seconds)
@@ -154,18 +180,18 @@ def assemble(prepared: Prepared, world: World, terminating: threading.Event) -> 
         world=world,
         state=WorldState(attempt=environment.world, steps=config.steps),
         vitals=vitals,
-        trainee=prepared.trainee,
-        training_state=TrainingState(prepared.trainee.model, prepared.trainee.optimizer, prepared.trainee.scaler),
-        data=prepared.data,
+        trainee=trainee,
+        training_state=training_state,
+        data=foundation.data,
         batch_log=batch_log,
         store=store,
         checkpointer=checkpointer,
-        faults=prepared.faults,
+        faults=faults,
         archivist=archivist,
         hosts=tuple(world.gather_text(environment.hostname)),
         spokesman=spokesman,
         terminating=terminating,
-        fingerprints=Fingerprints(config=prepared.config_sha256, code=code_sha256()),
+        fingerprints=Fingerprints(config=foundation.config_sha256, code=code_sha256()),
     )
 
 

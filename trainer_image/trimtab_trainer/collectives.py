@@ -23,8 +23,11 @@ class World:
     Gradients travel on the default group, decisions of a step on `control`, the pulse of a held world on `pulse`.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
-        """Join the world that torchrun described; raises PeerLost."""
+    def __init__(self, timeout_seconds: float, backend: str = "gloo") -> None:
+        """Join the world that torchrun described; raises PeerLost.
+
+        `backend` is that of the default group; decisions and pulse are exchanged by gloo in any case.
+        """
         timeout = timedelta(seconds=timeout_seconds)
         with _translated("joining the world"):
             join = timedelta(seconds=max(timeout_seconds, JOIN_SECONDS))
@@ -33,7 +36,7 @@ class World:
             store.set(f"joined/{rank}", "")
             store.wait([f"joined/{other}" for other in range(size)], join)
             dist.init_process_group(
-                "gloo", store=PrefixStore("world", store), rank=rank, world_size=size, timeout=timeout
+                backend, store=PrefixStore("world", store), rank=rank, world_size=size, timeout=timeout
             )
             self._control = _group(timeout)
             self._pulse = _group(timeout)

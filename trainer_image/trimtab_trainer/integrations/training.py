@@ -1,0 +1,239 @@
+"""A training whose loop belongs to somebody else: the four points at which that loop must pass."""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from trimtab_contract.directives import Reason
+
+from trimtab_trainer.assembly import Foundation, assemble_around
+from trimtab_trainer.batches import Batch
+from trimtab_trainer.checkpointing import TrainingState
+from trimtab_trainer.collectives import World
+from trimtab_trainer.config import TrainerConfig
+from trimtab_trainer.data import targets_of
+from trimtab_trainer.errors import WorldEnded
+from trimtab_trainer.faults import FaultInjector
+from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
+from trimtab_trainer.optim import RateOverride, count_non_finite, first_non_finite
+from trimtab_trainer.process import Process
+from trimtab_trainer.session import Gate, Session
+from trimtab_trainer.tensors import global_norm
+
+logger = logging.getLogger(__name__)
+
+Evaluation = Callable[[Tensor, Tensor], Tensor]
+"""The mean loss of `tokens` and `targets` [batch, sequence], in whatever mode the model is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """What a framework has built: the bare model, and what changes it."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    evaluate: Evaluation
+    largest_norm: float
+    """To which the framework clips the gradient's norm; infinity where it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A step's gradient before clipping, the same on all ranks, and this rank's own loss."""
+
+    loss: Tensor
+    norm: float
+    bad: str | None
+    bad_elements: int
+
+
+class Trainee:
+    """What a session may ask of a model between two steps."""
+
+    def __init__(self, learner: Learner, config: TrainerConfig) -> None:
+        self._learner, self._config = learner, config
+
+    def learning_rate(self, step: int, override: RateOverride | None) -> float:
+        """The rate of a step, from 1; where it follows from results of the run, that of the step which comes next."""
+        scheduler, group = self._learner.scheduler, self._learner.optimizer.param_groups[0]
+        if isinstance(scheduler, LambdaLR):
+            rate = scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step - 1)
+        else:
+            rate = group["lr"]
+        return float(rate) * _factor(step, override)
+
+    def named_parameters(self) -> list[tuple[str, Tensor]]:
+        """Every parameter once, in the model's order."""
+        return list(self._learner.model.named_parameters())
+
+    @torch.no_grad()
+    def losses(self, samples: Tensor) -> Tensor:
+        """For each of `samples` [batch, tokens + 1] the mean evaluation-mode loss of its micro-batch, on the CPU."""
+        parts = samples.chunk(self._config.gradient_accumulation_steps)
+        separator = self._config.data.masked_separator
+        with _evaluating(self._learner.model):
+            means = [self._learner.evaluate(part[:, :-1], targets_of(part, separator)) for part in parts]
+        pairs = zip(means, parts, strict=True)
+        return torch.cat([mean.detach().float().cpu().expand(len(part)) for mean, part in pairs])
+
+
+class Training:
+    """Guards one training. A loop passes, in each step and on all ranks:
+
+    `batches()` for its data; `note(loss)` behind each micro-batch; `measure()` when all gradients are there, before
+    they are clipped; `gate()` before the update; `report()` behind the update and the step of the schedule.
+    """
+
+    def __init__(self, learner: Learner, foundation: Foundation, world: World, process: Process) -> None:
+        """Assemble the world; raises BadConfig, InvalidFields, PeerLost."""
+        self._learner, self._world = learner, world
+        self._optimizer = ResumableOptimizer(learner.optimizer, learner.scheduler, learner.model)
+        trainee = Trainee(learner, foundation.config)
+        faults = FaultInjector(foundation.config.faults, world.rank, dict(trainee.named_parameters()))
+        state = TrainingState(learner.model, self._optimizer)
+        process.runtime = assemble_around(trainee, state, faults, foundation, world, process.terminating)
+        self._session = Session(process.runtime)
+        self._batch: Batch | None = None
+        self._losses: list[Tensor] = []
+        self._measured: _Measured | None = None
+        self._gate = Gate.UPDATE
+        self._numbers: dict[str, float] = {}
+        self._unscaled: list[float] | None = None
+        self._schedule_before: dict[str, Any] | None = None
+        self._ended: WorldEnded | None = None
+        learner.optimizer.register_step_post_hook(self._updated)
+
+    @property
+    def step(self) -> int:
+        """The step in progress, from 1."""
+        assert self._batch is not None
+        return self._batch.step
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over, as it was meant to be."""
+        return self._ended is not None
+
+    def batches(self) -> Iterator[Batch]:
+        """The batch of each step, until the run is finished; what a run does between two steps happens in between.
+
+        Raises:
+            WorldEnded: the world ends here for another reason.
+            PeerLost: another rank is gone.
+        """
+        try:
+            for batch in self._session.batches():
+                self._batch = batch
+                self._losses.clear()
+                yield batch
+        except WorldEnded as end:
+            if end.reason is not Reason.FINISHED:
+                raise
+            self._ended = end
+
+    def note(self, loss: Tensor) -> None:
+        """Take a micro-batch's part in the mean loss of this rank's share."""
+        self._losses.append(loss.detach())
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Look at the gradients as they are before they are clipped."""
+        gradients = [(name, one.grad) for name, one in self._learner.model.named_parameters() if one.grad is not None]
+        tensors = [gradient for _, gradient in gradients]
+        norm = global_norm(tensors) if tensors else 0.0
+        loss = torch.stack(self._losses).sum().float().cpu()
+        finite = math.isfinite(norm)
+        bad = "loss" if not bool(loss.isfinite()) else None
+        if bad is None and not finite:
+            bad = f"gradient of {first_non_finite(gradients)}"
+        self._measured = _Measured(loss, norm, bad, 0 if finite else count_non_finite(tensors))
+
+    def gate(self) -> None:
+        """Agree with all ranks on this step's update; where it must not happen, nothing is left to update from."""
+        measured, batch = self._measured, self._batch
+        assert measured is not None
+        assert batch is not None
+        losses = torch.stack(self._world.gather(measured.loss.view(1))).flatten()
+        rate = self._learner.optimizer.param_groups[0]["lr"] * _factor(batch.step, batch.rate_override)
+        self._numbers = {
+            "loss": float(losses.mean()),
+            "loss_max": float(losses.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf).max()),
+            "grad_norm": measured.norm,
+            "clip_ratio": _clip_ratio(measured.norm, self._learner.largest_norm),
+            "lr": rate,
+            "nonfinite": float((~losses.isfinite()).sum() + measured.bad_elements),
+        }
+        self._gate = self._session.gate(measured.bad)
+        if self._gate is Gate.UPDATE:
+            self._scale_rates(_factor(batch.step, batch.rate_override))
+        else:
+            # An optimizer leaves a parameter without a gradient as it is, its decay and its moments, too.
+            for parameter in self._learner.model.parameters():
+                parameter.grad = None
+        if self._gate is Gate.AGAIN and self._learner.scheduler is not None:
+            self._schedule_before = copy.deepcopy(self._learner.scheduler.state_dict())
+            self._unscaled = [group["lr"] for group in self._learner.optimizer.param_groups]
+
+    def report(self) -> None:
+        """Publish the step; one that is to be computed again leaves the schedule where it was instead."""
+        if self._gate is Gate.AGAIN:
+            if self._learner.scheduler is not None and self._schedule_before is not None:
+                self._learner.scheduler.load_state_dict(self._schedule_before)
+            self._rates_again()
+            self._session.progress()
+        else:
+            self._session.report({**self._numbers, "skipped_update": float(self._gate is Gate.WITHHOLD)}, {})
+        self._measured, self._schedule_before = None, None
+
+    def end(self) -> None:
+        """Behind the program: raises the end of the world, for there must have been one."""
+        if self._ended is not None:
+            raise self._ended
+        raise WorldEnded(Reason.CRASHED, "the program stopped training before the run was finished")
+
+    def _scale_rates(self, factor: float) -> None:
+        if factor != 1.0:
+            self._unscaled = [group["lr"] for group in self._learner.optimizer.param_groups]
+            for group in self._learner.optimizer.param_groups:
+                group["lr"] *= factor
+
+    def _rates_again(self) -> None:
+        """Give back the rates that the schedule has set: some schedules compute each rate from the last one."""
+        if self._unscaled is not None:
+            for group, rate in zip(self._learner.optimizer.param_groups, self._unscaled, strict=True):
+                group["lr"] = rate
+            self._unscaled = None
+
+    def _updated(self, *_: object) -> None:
+        """The optimizer has made its step."""
+        if self._gate is Gate.UPDATE:
+            self._optimizer.count += 1
+            self._rates_again()
+
+
+def _factor(step: int, override: RateOverride | None) -> float:
+    return override.scale if override is not None and step <= override.until_step else 1.0
+
+
+def _clip_ratio(norm: float, largest: float) -> float:
+    return largest / norm if math.isfinite(norm) and norm > largest else 1.0
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Generator[None]:
+    """Evaluation mode inside, the former mode again afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
