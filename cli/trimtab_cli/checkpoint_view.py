@@ -9,7 +9,7 @@ from trimtab_contract.keys import MANIFEST_NAME
 from trimtab_operator.incidents import Candidate
 from trimtab_operator.resources import TrainingJobSpec
 from trimtab_operator.retention import Fate, retention_settings, review
-from trimtab_operator.run_state import CheckpointState, JournalAction, RunState
+from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunState
 from trimtab_policies.policy import GuardPolicySpec
 
 from trimtab_cli.job_view import age
@@ -55,6 +55,7 @@ def checkpoint_rows(
     known of why each is kept."""
     by_key = {fate.checkpoint.reference.key: fate for fate in fates}
     since = _known_since(trail.counted)
+    read_back = _read_back(trail.counted)
     considered = _considered(trail.counted)
     rows: list[CheckpointRow] = []
     source = trail.state.source
@@ -72,7 +73,7 @@ def checkpoint_rows(
                 size=size_of(one.reference.key.removesuffix(MANIFEST_NAME)),
                 known_since=since[one.reference.key],
                 surviving=trail.state.surviving(one),
-                evidence=one.why,
+                evidence=_evidence(one, read_back.get(one.reference.key, "")),
                 chosen=candidate.chosen if candidate else None,
                 why=candidate.why if candidate else "",
                 kept=fate.kept if fate else "",
@@ -123,6 +124,17 @@ def _kept(row: CheckpointRow) -> str:
     if row.kept:
         return f"{row.kept}, until {row.kept_until}"
     return "no: it may be deleted" if row.may_be_deleted else ""
+
+
+def _read_back(records: tuple[JournalRecord, ...]) -> dict[str, str]:
+    """Who has read each checkpoint back, by its manifest's key."""
+    verified = (record.after or {} for record in records if record.action == JournalAction.VERIFIED)
+    return {str(after["checkpoint"]["key"]): str(after.get("why", "")) for after in verified}
+
+
+def _evidence(checkpoint: Checkpoint, read_back: str) -> str:
+    """Why a checkpoint has its state; what is certified was read back before, and that is a part of it."""
+    return "; ".join(filter(None, (checkpoint.why, read_back if checkpoint.state is CheckpointState.CERTIFIED else "")))
 
 
 def _known_since(records: tuple[JournalRecord, ...]) -> dict[str, str]:

@@ -83,6 +83,18 @@ def test_each_row_says_why_a_checkpoint_stays_and_until_when() -> None:
     assert shown["Kept"] == "no: it may be deleted"
 
 
+def test_a_certified_checkpoint_still_names_who_has_read_it_back() -> None:
+    bodies = rollback_trail()
+    committed = next(one for _, body in bodies if (one := parse_record(body)).action == "Committed")
+    for action, why in (("Verified", "read back whole by Job x"), ("Certified", "no rule that acts fired")):
+        last = parse_record(bodies[-1][1])
+        said: dict[str, Any] = {"action": action, "actor": last.actor, "after": {**(committed.after or {}), "why": why}}
+        one = msgspec.structs.replace(committed, seq=last.seq + 1, prev=record_hash(bodies[-1][1]), **said)
+        bodies = [*bodies, (one.seq, canonical_bytes(one))]
+    (row,) = [one for one in checkpoint_rows(read_trail(bodies), len) if one.state == "Certified"]
+    assert row.evidence == "no rule that acts fired; read back whole by Job x"
+
+
 def test_a_checkpoint_whose_data_are_going_is_shown_as_such() -> None:
     trail = read_trail(going(rollback_trail(), 320))
     row = next(row for row in checkpoint_rows(trail, len) if row.step == 320)

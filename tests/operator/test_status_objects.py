@@ -350,3 +350,15 @@ def test_checkpoints_that_do_not_get_stored_are_a_condition_and_once_an_event_wh
     assert condition(shown(run_state()), "CheckpointsBehind") is None
     over = run_state(phase=RunPhase.COMPLETED)
     assert condition(shown(over, checkpoints_behind=why), "CheckpointsBehind") is None
+
+
+def test_what_is_being_read_back_is_a_condition_also_behind_the_end_and_gone_afterwards() -> None:
+    told = (
+        "the checkpoint of step 60 is read back and hashed by a Job; Job demo-verify-u-r31: pod x cannot be scheduled"
+    )
+    for phase in (RunPhase.WATCHING, RunPhase.COMPLETED):
+        status = shown(run_state(phase=phase), reading_back=told)
+        reading = condition(status, "ReadingBack")
+        assert reading is not None
+        assert (reading["status"], reading["reason"], reading["message"]) == ("True", "ReadBackOrdered", told)
+        assert condition(shown(run_state(phase=phase), before=status["conditions"]), "ReadingBack") is None

@@ -92,6 +92,7 @@ def _answer(reference: CheckpointReference, reader: Reader, deadline: float) -> 
 def main(variables: Mapping[str, str] = os.environ) -> int:
     """Do what the environment orders, and leave the answer in the termination message; the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
         order = Order.read(variables)
     except InvalidFields as error:
