@@ -22,7 +22,7 @@ from trimtab_cli.errors import CliError, NotFound, UsageError
 from trimtab_cli.model_config import MODEL_PREFIX, model_config, model_tensors
 from trimtab_cli.output import Output
 from trimtab_cli.safetensors_file import in_file_order, write_safetensors
-from trimtab_cli.tensor_archive import ITEM_BYTES, UnreadableTensor, tensor_bytes
+from trimtab_cli.tensor_archive import ITEM_BYTES, UnreadableTensor, rows_of, stored_rows
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SHOWN_STEPS = 2
@@ -109,20 +109,27 @@ class _Reading:
         self._places = self._placed(manifest)
 
     def bodies(self, output: Output) -> Iterator[bytes]:
-        """Each tensor's elements; raises CliError where a slice is not what was saved."""
+        """Each tensor's elements, piece by piece; raises CliError where a slice is not what was saved."""
         for name in output.each(in_file_order(self.tensors), "writing tensors"):
-            object_name, part = self._places[name]
-            body = self._store.stretch(f"{self._prefix}{object_name}", part.offset, part.length)
-            if sha256_hex(body) != part.sha256:
-                raise CliError(f"{self._name}: tensor {name} in object {object_name} is not what was saved.")
-            try:
-                yield tensor_bytes(body, self.tensors[name])
-            except UnreadableTensor as error:
-                raise CliError(f"{self._name}: tensor {name} cannot be read: {error}.") from error
+            expected, rows = self.tensors[name], 0
+            for object_name, part in self._places[name]:
+                body = self._store.stretch(f"{self._prefix}{object_name}", part.offset, part.length)
+                if sha256_hex(body) != part.sha256:
+                    raise CliError(f"{self._name}: tensor {name} in object {object_name} is not what was saved.")
+                try:
+                    found = stored_rows(body, expected)
+                except UnreadableTensor as error:
+                    raise CliError(f"{self._name}: tensor {name} cannot be read: {error}.") from error
+                rows += found.number
+                yield found.elements
+            if rows != rows_of(expected.shape):
+                problem = f"its pieces have {rows} rows, the manifest says {rows_of(expected.shape)}"
+                raise CliError(f"{self._name}: tensor {name} is not whole: {problem}.")
 
-    def _placed(self, manifest: CheckpointManifest) -> dict[str, tuple[str, StoredSlice]]:
+    def _placed(self, manifest: CheckpointManifest) -> dict[str, list[tuple[str, StoredSlice]]]:
+        """Where the pieces of each tensor lie, in the order of their rows: these are dealt out in that of the ranks."""
         found: dict[str, list[tuple[str, StoredSlice]]] = {}
-        for object_name, stored in manifest.objects.items():
+        for object_name, stored in sorted(manifest.objects.items(), key=lambda one: one[1].rank):
             for part in stored.slices:
                 found.setdefault(part.name.removeprefix(MODEL_PREFIX), []).append((object_name, part))
         if manifest.schema == 1:
@@ -130,10 +137,9 @@ class _Reading:
         for name, tensor in self.tensors.items():
             if tensor.dtype not in ITEM_BYTES:
                 raise CliError(f"{self._name}: {name} is {tensor.dtype}, which safetensors files do not hold.")
-            if len(found.get(name, ())) != 1:
-                pieces = len(found.get(name, ()))
-                raise CliError(f"{self._name}: {name} is sharded over ranks ({pieces} pieces), and not stored whole.")
-        return {name: found[name][0] for name in self.tensors}
+            if name not in found:
+                raise CliError(f"{self._name}: no object holds {name}.")
+        return {name: found[name] for name in self.tensors}
 
 
 def _absent(rows: tuple[CheckpointRow, ...], job: str, step: int, attempt: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Writing a safetensors file, tensor after tensor: none but the one being written is in memory.
+"""Writing a safetensors file, tensor after tensor: none but the piece being written is in memory.
 
 The format: the length of the header as a little-endian u64; the header as JSON, padded with spaces to a multiple of
 eight bytes; and the tensors' elements one behind the other.
@@ -57,7 +57,10 @@ def header(tensors: Mapping[str, TensorDescription], metadata: Mapping[str, str]
 def write_safetensors(
     file: BinaryIO, tensors: Mapping[str, TensorDescription], metadata: Mapping[str, str], bodies: Iterable[bytes]
 ) -> int:
-    """Write a whole file; `bodies` are the elements of each tensor `in_file_order`. Returns the bytes written."""
+    """Write a whole file; `bodies` are the elements of each tensor `in_file_order`, in one piece or in several.
+
+    Returns the bytes written.
+    """
     written = file.write(header(tensors, metadata))
     for body in bodies:
         written += file.write(body)

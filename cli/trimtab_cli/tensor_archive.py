@@ -7,7 +7,7 @@ The pickle is read by an unpickler that knows the few names torch writes there, 
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import prod
@@ -77,10 +77,18 @@ class _Unpickler(pickle.Unpickler):
         return str(key)
 
 
-def tensor_bytes(body: bytes, expected: TensorDescription) -> bytes:
-    """The elements of a stored tensor, little-endian and row by row; raises UnreadableTensor.
+class Rows(NamedTuple):
+    """Rows of a tensor that follow each other, little-endian and row by row; of a tensor without dimensions its one
+    element."""
 
-    `body` must be known to be what was saved, and `expected` says what that is.
+    number: int
+    elements: bytes
+
+
+def stored_rows(body: bytes, expected: TensorDescription) -> Rows:
+    """What one slice holds of the tensor that is `expected`: all of its rows, or some; raises UnreadableTensor.
+
+    `body` must be known to be what was saved.
     """
     try:
         return _read(body, expected)
@@ -98,11 +106,16 @@ def tensor_bytes(body: bytes, expected: TensorDescription) -> bytes:
         raise UnreadableTensor(f"it is no tensor as torch stores one: {error}") from error
 
 
+def rows_of(shape: Sequence[int]) -> int:
+    """Rows of a tensor of a shape."""
+    return shape[0] if shape else 1
+
+
 def _layout(storage: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: object) -> _Layout:
     return _Layout(storage, offset, tuple(shape), tuple(stride))
 
 
-def _read(body: bytes, expected: TensorDescription) -> bytes:
+def _read(body: bytes, expected: TensorDescription) -> Rows:
     size = ITEM_BYTES.get(expected.dtype)
     if size is None:
         raise UnreadableTensor(f"its elements are {expected.dtype}, for which safetensors has no name")
@@ -115,9 +128,9 @@ def _read(body: bytes, expected: TensorDescription) -> bytes:
         if not isinstance(found, _Layout):
             raise UnreadableTensor("it is a plain value, and no tensor")
         storage = archive.read(f"{folder}/data/{found.storage}")
-    if found.shape != expected.shape:
+    if len(found.shape) != len(expected.shape) or found.shape[1:] != expected.shape[1:]:
         raise UnreadableTensor(f"it has shape {list(found.shape)}, the manifest says {list(expected.shape)}")
-    return _contiguous(storage, found, size)
+    return Rows(rows_of(found.shape), _contiguous(storage, found, size))
 
 
 def _contiguous(storage: bytes, layout: _Layout, size: int) -> bytes:

@@ -3,15 +3,24 @@
 import json
 import socket
 import uuid
+from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.multiprocessing as mp
-from checkpoint_ranks import FAST, Ranks
+from checkpoint_ranks import FAST, RUN, Ranks
 from object_store_fixture import ADMIN, ObjectStoreServer
+from safetensors.torch import load_file
 from sharded_ranks import config, same, state_of, story
+from trimtab_cli.adapters.object_store import BucketAddress
+from trimtab_cli.adapters.object_store import ObjectStore as CliStore
+from trimtab_cli.checkpoint_export import export_checkpoint
+from trimtab_cli.checkpoint_view import CheckpointRow
+from trimtab_cli.output import Format, Output
+from trimtab_contract.checkpoints import decode_manifest
 from trimtab_contract.directives import CheckpointReference
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.config import read_config
@@ -65,7 +74,25 @@ def test_a_sharded_world_trains_like_replicas_and_restores_what_either_saved(
     finally:
         ranks.close()
     assert not isinstance(outcome, Exception), outcome
-    assert same(state_of(alone).flat(), cast("dict[str, Any]", torch.load(tmp_path / "whole.pt")))
+    whole = cast("dict[str, Any]", torch.load(tmp_path / "whole.pt"))
+    assert same(state_of(alone).flat(), whole)
+
+    # And any program reads the weights that were put together from the pieces of all.
+    address = BucketAddress(place["bucket"], place["endpoint"], place["access_key"], place["secret_key"])
+    known = {"key": key, "sha256": sha256, "step": step, "attempt": 1}
+    row = CheckpointRow(**{one.name: known.get(one.name) for one in fields(CheckpointRow)})
+    shape = {"vocabSize": 257, "width": 36, "layers": 2, "heads": 2, "sequence": 32, "bias": True}
+    exported = export_checkpoint(
+        Output(Format.JSON), CliStore(address), row, {"config": {"model": shape}}, str(RUN), tmp_path / "exported"
+    )
+    weights = load_file(tmp_path / "exported" / "model.safetensors")
+    expected = {name.removeprefix("model."): value for name, value in whole.items() if name.startswith("model.")}
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    assert exported.tensors == len(expected)
+    manifest = decode_manifest(store.get(key))
+    pieces = Counter(part.name for one in manifest.objects.values() for part in one.slices)
+    assert pieces["model.embedding.weight"] == RANKS
 
 
 def test_the_work_is_shared_out_by_size_and_what_belongs_together_stays_together() -> None:
