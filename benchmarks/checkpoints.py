@@ -173,7 +173,7 @@ def main() -> None:
             ),
             figures=figures(times),
             notes=(
-                "A restore uses the memory of the save before it; a download into new memory pays for every page of it.",
+                "A restore uses the memory of the save before; a download into new memory pays for every page of it.",
                 "The raw transfers use parts of the same size, as many threads and the same client library, no hash.",
                 "Server and trainer share the processors: what hashing costs is not hidden behind the network.",
             ),
