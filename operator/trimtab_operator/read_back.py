@@ -67,26 +67,31 @@ def answered(state: RunState, observation: Observation) -> Command | None:
     if order is None or outcome is None or outcome.number != order.number:
         return None
     unread: list[CheckpointReference] = []
+    problem = outcome.error
     for reference in order.checkpoints:
         known, found, detail = state.checkpoint(reference.key), *_found(outcome, reference)
         if known is None or known.reference != reference:
             continue
         if found is ReadBack.UNKNOWN:
             unread.append(reference)
+            problem = problem or detail
         elif found is ReadBack.VERIFIED and known.state is CheckpointState.COMMITTED:
             why = f"read back and hashed whole by {_told(outcome)}"
             return checkpoint_record(state, JournalAction.VERIFIED, reference, known.attempt, why)
         elif found is ReadBack.DAMAGED and (record := quarantine(state, reference, f"{detail} ({_told(outcome)})")):
             return record
+    problem = problem or f"{_told(outcome)} has said nothing of it"
+    done = f"{_steps(order.checkpoints)} read back by {_told(outcome)}"
+    message = f"{_steps(unread)} not read back: {problem}" if unread else done
     return Append(
         Draft(
             action=JournalAction.READ_BACK,
             phase=Phase.RESULT,
             id=order.id,
-            reason={"message": outcome.error or f"{_steps(order.checkpoints)} read back by {_told(outcome)}"},
+            reason={"message": message},
             after={"job": outcome.job, "unread": [one.key for one in unread]},
             outcome="Unread" if unread else "Read",
-            error=(outcome.error or "nothing is known of some of them") if unread else None,
+            error=problem if unread else None,
         )
     )
 
@@ -160,7 +165,7 @@ def _seconds(checkpoint: Checkpoint) -> int:
 def _found(outcome: ReadBackOutcome, reference: CheckpointReference) -> tuple[ReadBack, str]:
     """The answer of a checkpoint; where two pods differ, damage counts, as whoever has seen it has seen it."""
     answers = [one for one in outcome.answers if one.sha256 == reference.sha256]
-    for found in (ReadBack.DAMAGED, ReadBack.VERIFIED):
+    for found in (ReadBack.DAMAGED, ReadBack.VERIFIED, ReadBack.UNKNOWN):
         for answer in answers:
             if answer.found is found:
                 return found, answer.detail

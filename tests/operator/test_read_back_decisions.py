@@ -283,7 +283,16 @@ def test_intent_and_result_are_told_in_words_and_only_a_failure_is_an_event() ->
     outcome = ReadBackOutcome(number=31, job="demo-verify-u-r31", error="Job demo-verify-u-r31 has said nothing")
     _, (draft,) = told(reading("Committed", "Committed"), seen(*PAIR, read_back=outcome))
     said = event_of(record_of(draft, 32))
-    assert said == ("Warning", "NotReadBack", "Job demo-verify-u-r31 has said nothing")
+    steps = "the checkpoints of steps 50 and 60 are not read back"
+    assert said == ("Warning", "NotReadBack", f"{steps}: Job demo-verify-u-r31 has said nothing")
     _, drafts = told(reading("Committed", "Verified"), seen(*PAIR, read_back=found(s50=ReadBack.VERIFIED)))
     over = record_of(drafts[-1], 33)
     assert event_of(over) is not None, "of one of the two nothing is known"
+
+
+def test_a_store_that_did_not_answer_is_named() -> None:
+    away = ReadBackAnswer(sha256=f"{60:064x}", found=ReadBack.UNKNOWN, detail="GetObject training/x: no answer")
+    outcome = replace(found(s50=ReadBack.VERIFIED), answers=(*found(s50=ReadBack.VERIFIED).answers, away))
+    _, written = told(reading("Committed", "Committed"), seen(*PAIR, read_back=outcome))
+    assert (written[-1].outcome, written[-1].error) == ("Unread", away.detail)
+    assert (written[-1].reason or {})["message"] == f"the checkpoint of step 60 is not read back: {away.detail}"
