@@ -79,8 +79,7 @@ class SharingSession(ScriptedSession):
 def trainee_of(parallelism: Parallelism, world: World, seed: int = 3) -> Trainee:
     """A new trainee on this rank."""
     made = Trainee(config(parallelism, seed))
-    if parallelism == "sharded":
-        made.shard(world)
+    made.join(world)
     return made
 
 

@@ -180,7 +180,7 @@ def test_one_large_matrix_at_a_time_equals_the_stack(monkeypatch: pytest.MonkeyP
         return [parameter.detach() for parameter in parameters.values()]
 
     stacked = run()
-    monkeypatch.setattr("trimtab_trainer.optim.muon.LARGEST_BATCHED_SIDE", 8)
+    monkeypatch.setattr("trimtab_trainer.optim.muon.SLAB_BYTES", 8)
     torch.testing.assert_close(run(), stacked, rtol=1e-12, atol=1e-13)
 
 

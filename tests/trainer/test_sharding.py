@@ -4,7 +4,7 @@ import json
 import socket
 import uuid
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +26,9 @@ from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.config import read_config
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee
+from trimtab_trainer.optim import MuonClipConfig
+from trimtab_trainer.optim.division import update_cost
+from trimtab_trainer.optim.routing import route_parameters
 from trimtab_trainer.sharded_optimizer import owners
 
 RANKS = 3
@@ -95,10 +98,17 @@ def test_a_sharded_world_trains_like_replicas_and_restores_what_either_saved(
     assert pieces["model.embedding.weight"] == RANKS
 
 
-def test_the_work_is_shared_out_by_size_and_what_belongs_together_stays_together() -> None:
-    parameters = {name: torch.zeros(rows, 4) for name, rows in {"a": 9, "b": 5, "c": 4, "q": 2, "k": 2}.items()}
-    found = owners(parameters, [frozenset({"q", "k"})], 2)
-    assert found == {"a": 0, "b": 1, "c": 1, "q": 0, "k": 0}
+def test_the_work_is_shared_out_by_cost_and_what_belongs_together_stays_together() -> None:
+    costs = {"a": 9, "b": 5, "c": 4, "q": 2, "k": 2}
+    assert owners(costs, [frozenset({"q", "k"})], 2) == {"a": 0, "b": 1, "c": 1, "q": 0, "k": 0}
+
+
+def test_long_matrices_cost_less_than_square_ones_of_as_many_elements_and_what_adamw_updates_less_still() -> None:
+    shapes = {"square.weight": (512, 512), "long.weight": (64, 4096), "embedding.weight": (512, 512)}
+    routes = route_parameters({name: torch.zeros(shape) for name, shape in shapes.items()}.items())
+    square, long, embedding = (update_cost(route, MuonClipConfig()) for route in routes)
+    assert square > 3 * long > 3 * embedding
+    assert update_cost(replace(routes[0], rows=(64,) * 8), MuonClipConfig()) < square / 3, "each part is a small matrix"
 
 
 def test_a_fault_that_damages_one_replica_is_refused_where_there_are_none() -> None:

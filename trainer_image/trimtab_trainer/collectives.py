@@ -1,6 +1,6 @@
 """Everything the ranks of a world say to each other; a failure of any exchange is PeerLost."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -61,6 +61,19 @@ class World:
         with _translated("trading parts with the ranks"):
             dist.all_to_all_single(received, torch.cat(list(outgoing)), list(incoming), [len(one) for one in outgoing])
         return stretches(received, incoming)
+
+    def gather_later(self, own: Tensor, gathered: Tensor) -> Callable[[], None]:
+        """Begin to fill the flat `gathered` with the `own` of every rank, in rank order; call the result to wait."""
+        act = "gathering updates from the ranks"
+        with _translated(act):
+            work = dist.all_gather_into_tensor(gathered, own, async_op=True)
+        assert work is not None, "every rank is a member"
+
+        def wait() -> None:
+            with _translated(act):
+                work.wait()
+
+        return wait
 
     def agree(self, values: Sequence[int]) -> list[int]:
         """The maximum of each number over all ranks: the decisions of one step."""

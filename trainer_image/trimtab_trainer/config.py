@@ -220,6 +220,7 @@ class TrainerConfig:
                 *self._schedule_problems(),
                 *self.data.problems(self.model.vocab_size),
                 self._qk_clip_problem(),
+                self._newton_schulz_problem(),
             )
         )
 
@@ -229,6 +230,14 @@ class TrainerConfig:
         return (
             f"optimizer.qk_clip_threshold: {self.optimizer.qk_clip_threshold} must be null or qkClipMode disabled with "
             "model.attention.qkNorm: the norm undoes whatever QK-Clip does to the weights before it"
+        )
+
+    def _newton_schulz_problem(self) -> str | None:
+        if self.parallelism == "replicated" or self.optimizer.newton_schulz_mode == "distributed":
+            return None
+        return (
+            "optimizer.newton_schulz_mode: duplicated needs parallelism: replicated; a sharded matrix is put together "
+            "on one rank alone"
         )
 
     def _fault_problems(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from trimtab_trainer.expert_metrics import expert_metrics
 from trimtab_trainer.mixed_precision import LossScaler, computing_in
 from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
+from trimtab_trainer.optim.division import update_cost
 from trimtab_trainer.reduction import GradientBuckets, Reduced, ShardedGradients
 from trimtab_trainer.session import Gate, Session
 from trimtab_trainer.sharded_optimizer import ShardedOptimizer, own_groups, own_layers
@@ -42,8 +43,16 @@ class Trainee:
         self.scaler = LossScaler(config.precision, config.loss_scale)
         self.exact_steps = ExactSteps(1 if config.telemetry.exact_max_logits else config.telemetry.every)
 
+    def join(self, world: World) -> None:
+        """Share the optimizer's work, and the state as the settings say; every rank calls it, before the first step."""
+        if self.config.parallelism == "sharded":
+            self.shard(world)
+        elif isinstance(self.optimizer, MuonClip):
+            self.optimizer.divide(world)
+
     def shard(self, world: World) -> None:
         """Keep a part of the state on each rank from now on; every rank calls it, before the first step."""
+        costs = {route.name: update_cost(route, self.config.optimizer) for route in self.optimizer.routes}
         shard(self.model, self.model.blocks, world.size)
         layers = self.model.attention_heads()
 
@@ -52,7 +61,7 @@ class Trainee:
             return MuonClip(whole.items(), own_layers(layers, whole), config)
 
         together = [frozenset(one.name for one in layer.parameters) for layer in layers]
-        self.optimizer = ShardedOptimizer(dict(self.model.named_parameters()), together, of_own, world)
+        self.optimizer = ShardedOptimizer(dict(self.model.named_parameters()), costs, together, of_own, world)
 
     def gradients(self, world: World) -> GradientBuckets | ShardedGradients:
         """Where the gradients of all ranks come together."""

@@ -1,7 +1,7 @@
 """MuonClip over sharded parameters: each of them is put together on one rank, updated there, and dealt out again.
 
 Newton-Schulz needs whole matrices, and QK-Clip all that makes the logits of a head. The parameters are shared out among
-the ranks by size, so each rank does about its share of the work, and holds the moments of its own parameters alone.
+the ranks by what their updates cost, and each rank holds the moments of its own parameters alone.
 """
 
 import math
@@ -18,6 +18,7 @@ from trimtab_trainer.collectives import World
 from trimtab_trainer.distributed_tensors import own_part, with_part
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.optim import MuonClip, ParameterGroup, StepTelemetry
+from trimtab_trainer.optim.division import assigned
 from trimtab_trainer.optim.routing import Route
 from trimtab_trainer.tensors import stretches
 
@@ -32,16 +33,18 @@ class ShardedOptimizer:
     def __init__(
         self,
         parameters: Mapping[str, Tensor],
+        costs: Mapping[str, int],
         together: Iterable[frozenset[str]],
         make: Callable[[Mapping[str, Tensor]], MuonClip],
         world: World,
     ) -> None:
         """`make` builds the optimizer of the parameters that are this rank's, given as whole tensors.
 
-        `together` names parameters that one rank must have all of.
+        `costs` says how much work the update of each parameter is. `together` names parameters that one rank must have
+        all of.
         """
         self._parameters, self._world = dict(parameters), world
-        self._owners = owners(self._parameters, together, world.size)
+        self._owners = owners(costs, together, world.size)
         self._whole = {
             name: torch.zeros(parameter.shape, dtype=parameter.dtype)
             for name, parameter in self._parameters.items()
@@ -179,21 +182,13 @@ class ShardedOptimizer:
         return float((sums[0] / sums[1].clamp(min=1)).sqrt())
 
 
-def owners(parameters: Mapping[str, Tensor], together: Iterable[frozenset[str]], ranks: int) -> dict[str, int]:
-    """Which rank updates which parameter: the largest first, each to the rank that has least. All ranks agree."""
+def owners(costs: Mapping[str, int], together: Iterable[frozenset[str]], ranks: int) -> dict[str, int]:
+    """Which rank updates which parameter, so that each has about as much to do. All ranks agree."""
     kept = [sorted(names) for names in together]
-    single = [[name] for name in parameters if not any(name in names for names in kept)]
-    shares = sorted(
-        ((sum(parameters[name].numel() for name in names), names) for names in (*kept, *single)),
-        key=lambda share: (-share[0], share[1]),
-    )
-    loads = [0] * ranks
-    found: dict[str, int] = {}
-    for elements, names in shares:
-        rank = loads.index(min(loads))
-        loads[rank] += elements
-        found |= dict.fromkeys(names, rank)
-    return found
+    single = [[name] for name in costs if not any(name in names for names in kept)]
+    shares = sorted([*kept, *single])
+    chosen = assigned([sum(costs[name] for name in names) for names in shares], ranks)
+    return {name: rank for names, rank in zip(shares, chosen, strict=True) for name in names}
 
 
 def own_layers(layers: Sequence[AttentionHeads], own: Mapping[str, Tensor]) -> list[AttentionHeads]:

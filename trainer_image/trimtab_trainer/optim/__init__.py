@@ -1,6 +1,6 @@
 """MuonClip and what surrounds it: schedule, gradient clipping, parameter checksums.
 
-Computes only: no I/O, no clock, no random numbers, no communication.
+Computes only: no I/O, no clock, no random numbers, and no communication but through the peers that it is given.
 """
 
 from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum, whole_checksum

@@ -10,6 +10,7 @@ from trimtab_trainer.fields import at_least, positive, raise_if_any, within
 Optimizer = Literal["muon", "adamw"]
 CoefficientSet = Literal["quintic", "tuned_quintic", "polar_express", "deepseek_v4", "cubic"]
 ComputeType = Literal["bfloat16", "float32", "float64"]
+NewtonSchulzMode = Literal["distributed", "duplicated"]
 QkClipMode = Literal["clip", "observe", "disabled"]
 GroupedQueryRule = Literal["query", "group", "roots", "balanced"]
 
@@ -101,6 +102,9 @@ class MuonClipConfig:
     newton_schulz_dtype: ComputeType = "float32"
     """Precision of the Newton-Schulz products. `bfloat16` is accurate enough and faster on accelerators and on
     processors with bfloat16 products; on other processors it is far slower than `float32`."""
+
+    newton_schulz_mode: NewtonSchulzMode = "distributed"
+    """Whether each matrix is orthogonalised on one rank for all, or on every rank again (`duplicated`)."""
 
     gram: bool = False
     """Iterate long matrices in the Gram form: fewer products, and in bfloat16 about twice the rounding error."""

@@ -6,8 +6,9 @@ Moonlight (arXiv 2502.16982).
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -15,12 +16,21 @@ from torch import Tensor
 
 from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS, Polynomials
 from trimtab_trainer.optim.config import MuonClipConfig
+from trimtab_trainer.optim.division import Task, matrix_cost
 from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, newton_schulz
+from trimtab_trainer.optim.shared_results import Peers, SharedResults
 from trimtab_trainer.optim.weights import Weight
 from trimtab_trainer.tensors import frobenius_norms
 
-LARGEST_BATCHED_SIDE: Final = 256
-"""On the CPU, stacks of larger matrices leave the cache and cost more than one product after another."""
+SLAB_BYTES: Final = 1 << 18
+"""How much, in the type of the products, is multiplied at once on the CPU, where stacks that leave the cache cost more
+than one product after another. A slab never depends on the number of ranks, so neither do its bits."""
+
+ACCELERATOR_SLAB_BYTES: Final = 8 << 20
+"""The same on other devices, where each product has to be launched."""
+
+Gradients = Mapping[str, tuple[Tensor, ...]]
+"""The gradient of every matrix of every parameter."""
 
 
 class Muon:
@@ -36,33 +46,69 @@ class Muon:
         self._momentum = {
             weight.name: torch.zeros_like(weight.value, memory_format=torch.contiguous_format) for weight in weights
         }
-        self._slabs = [slab for blocks in self._by_shape().values() for slab in _slabs(blocks)]
+        self._slabs = [slab for blocks in self._by_shape().values() for slab in _slabs(blocks, config)]
+        self._shared: SharedResults | None = None
+
+    def divide(self, peers: Peers) -> None:
+        """Orthogonalise each matrix on one of the peers, which hold equal matrices, for all from now on.
+
+        Who computes a matrix changes no bit of its update.
+        """
+        if self._slabs:
+            dtype, device = COMPUTE_TYPES[self._config.newton_schulz_dtype], self._slabs[0][0].value.device
+            self._shared = SharedResults([_task(slab, self._config) for slab in self._slabs], peers, dtype, device)
 
     @torch.no_grad()
     def step(self, lr: float) -> float:
         """Update every parameter at rate `lr`; return the sum of squares of the updates before `lr`.
 
-        A parameter without a gradient counts as one with a zero gradient.
+        A parameter without a gradient counts as one with a zero gradient. Where the work is divided, all peers call
+        this at once; an error of their exchange leaves some matrices updated and others not.
         """
         gradients = {weight.name: weight.matrices(weight.gradient()) for weight in self._weights}
-        norms = [self._step_slab(slab, gradients, lr) for slab in self._slabs]
-        return float(torch.cat(norms).double().square().sum()) if norms else 0.0
+        norms: dict[int, Tensor] = {}
+        for place, updates in self._updates(gradients):
+            slab = self._slabs[place]
+            # Widened once, for the norm and for the addition.
+            wide = updates.to(torch.promote_types(updates.dtype, torch.float32))
+            norms[place] = frobenius_norms(wide).flatten()
+            apply_updates([block.value for block in slab], wide, lr, slab[0].decay)
+        # Added up in one order, whoever computed which.
+        ordered = [norms[place] for place in sorted(norms)]
+        return float(torch.cat(ordered).double().square().sum()) if ordered else 0.0
 
     def momentum(self) -> dict[str, Tensor]:
         """Return the momentum of every parameter by name (the live tensors)."""
         return self._momentum
 
-    def _step_slab(self, slab: "Sequence[_Block]", gradients: dict[str, tuple[Tensor, ...]], lr: float) -> Tensor:
-        """Update one slab; return the norms of its updates before `lr`."""
+    def _updates(self, gradients: Gradients) -> Iterator[tuple[int, Tensor]]:
+        """The place of every slab and the updates of its matrices, before the learning rate."""
+        shared = self._shared
+        if shared is None:
+            for place in range(len(self._slabs)):
+                yield place, self._orthogonalised(place, gradients)
+            return
+        others = [place for place in range(len(self._slabs)) if place not in shared.own]
+        for place, updates in shared.each(
+            partial(self._orthogonalised, gradients=gradients), partial(self._keep_up, others, gradients)
+        ):
+            slab = self._slabs[place]
+            yield place, updates.view(len(slab), *slab[0].value.shape)
+
+    def _orthogonalised(self, place: int, gradients: Gradients) -> Tensor:
+        """Advance the momentum of one slab; return the updates that follow from it."""
         directions = [
-            advance_momentum(gradients[block.name][block.index], block.momentum, self._config) for block in slab
+            advance_momentum(gradients[block.name][block.index], block.momentum, self._config)
+            for block in self._slabs[place]
         ]
         # One matrix needs no copy.
-        updates = orthogonal_updates(
-            torch.stack(directions) if len(directions) > 1 else directions[0][None], self._config
-        )
-        apply_updates([block.value for block in slab], updates, lr, slab[0].decay)
-        return frobenius_norms(updates).flatten()
+        stack = torch.stack(directions) if len(directions) > 1 else directions[0][None]
+        return orthogonal_updates(stack, self._config)
+
+    def _keep_up(self, places: Iterable[int], gradients: Gradients) -> None:
+        """Advance the momentum of matrices that others orthogonalise: every rank has the whole state."""
+        for block in (block for place in places for block in self._slabs[place]):
+            _accumulate(gradients[block.name][block.index], block.momentum, self._config)
 
     def _by_shape(self) -> "dict[tuple[object, ...], list[_Block]]":
         groups: defaultdict[tuple[object, ...], list[_Block]] = defaultdict(list)
@@ -92,7 +138,7 @@ def advance_momentum(gradient: Tensor, momentum: Tensor, config: MuonClipConfig)
 
     M = mu M + G; the direction is M, or with Nesterov G + mu M. Any shape; a gradient of fewer bits is widened.
     """
-    torch.add(gradient, momentum, alpha=config.momentum, out=momentum)
+    _accumulate(gradient, momentum, config)
     return torch.add(gradient, momentum, alpha=config.momentum) if config.nesterov else momentum
 
 
@@ -122,8 +168,18 @@ def _scaled(polynomials: Polynomials, scale: float) -> Polynomials:
     return (*before, (a * scale, b * scale, c * scale))
 
 
-def _slabs(blocks: "list[_Block]") -> "list[list[_Block]]":
-    """The blocks of one shape that are updated at once."""
+def _accumulate(gradient: Tensor, momentum: Tensor, config: MuonClipConfig) -> None:
+    torch.add(gradient, momentum, alpha=config.momentum, out=momentum)
+
+
+def _slabs(blocks: "list[_Block]", config: MuonClipConfig) -> "list[list[_Block]]":
+    """Cut the blocks of one shape into those whose products are shared."""
     first = blocks[0].value
-    batched = first.device.type != "cpu" or min(first.shape) <= LARGEST_BATCHED_SIDE
-    return [blocks] if batched else [[block] for block in blocks]
+    most = SLAB_BYTES if first.device.type == "cpu" else ACCELERATOR_SLAB_BYTES
+    count = max(most // (first.numel() * COMPUTE_TYPES[config.newton_schulz_dtype].itemsize), 1)
+    return [blocks[start : start + count] for start in range(0, len(blocks), count)]
+
+
+def _task(slab: "list[_Block]", config: MuonClipConfig) -> Task:
+    rows, columns = slab[0].value.shape
+    return Task(len(slab) * matrix_cost(rows, columns, config), len(slab) * rows * columns)

@@ -15,6 +15,7 @@ from trimtab_trainer.optim.config import MuonClipConfig, Optimizer
 from trimtab_trainer.optim.muon import Muon
 from trimtab_trainer.optim.qk_clip import layer_gamma, qk_clip, require_finite
 from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters
+from trimtab_trainer.optim.shared_results import Peers
 from trimtab_trainer.optim.weights import Weight, in_master
 
 STATE_VERSION: Final = 1
@@ -92,6 +93,15 @@ class MuonClip:
     def lowest_threshold(self) -> float:
         """The lowest threshold of QK-Clip in the next update: below it no logit needs to be exact."""
         return min(self.config.thresholds(self._count + 1, len(self._layers)), default=math.inf)
+
+    def divide(self, peers: Peers) -> None:
+        """Orthogonalise each matrix on one of the peers for all, unless the settings say `duplicated`.
+
+        Every peer calls it, with the same parameters and settings, and from then on `step` at the same time with the
+        same gradients. State and numbers stay what they are without.
+        """
+        if self.config.newton_schulz_mode == "distributed" and peers.size > 1:
+            self._muon.divide(peers)
 
     def set_lr(self, scale: float) -> None:
         """Set both learning rates to `scale` times their peaks, until the next call."""

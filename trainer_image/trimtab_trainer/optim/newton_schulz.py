@@ -12,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trimtab_trainer.optim.coefficients import Polynomials
-from trimtab_trainer.optim.config import ComputeType
+from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS, Polynomials
+from trimtab_trainer.optim.config import CoefficientSet, ComputeType
 from trimtab_trainer.tensors import frobenius_norms, transposed
 
 COMPUTE_TYPES: Final[dict[ComputeType, torch.dtype]] = {
@@ -45,12 +45,27 @@ def newton_schulz(matrices: Tensor, polynomials: Polynomials, dtype: torch.dtype
     return _orthogonal(matrices, polynomials, dtype, gram=gram)
 
 
+def multiplications(rows: int, columns: int, coefficients: CoefficientSet, *, gram: bool) -> int:
+    """How many multiplications of two numbers `newton_schulz` takes for one matrix."""
+    iterations = len(COEFFICIENT_SETS[coefficients])
+    side, length = min(rows, columns), max(rows, columns)
+    small, long = side**3, side * side * length
+    if gram and _is_long(rows, columns):
+        # For n iterations: A and the product with X are long; n squares, n - 1 factors, and n - 1 times P A P are not.
+        return sum(2 * long + (4 * count - 3) * small for count in _segments(iterations))
+    return iterations * (2 * long + small)
+
+
+def _is_long(rows: int, columns: int) -> bool:
+    return max(rows, columns) >= GRAM_ASPECT * min(rows, columns)
+
+
 def _orthogonal(matrices: Tensor, polynomials: Polynomials, dtype: torch.dtype, *, gram: bool) -> Tensor:
     """One matrix [rows, columns], or a stack [count, rows, columns]."""
     # Rounded first: the division then moves half the bytes. No type here has a smaller range than float32.
     x = matrices.to(dtype, copy=True).div_(frobenius_norms(matrices).clamp(min=SMALLEST_NORM))
     rows, columns = x.shape[-2:]
-    if gram and max(rows, columns) >= GRAM_ASPECT * min(rows, columns):
+    if gram and _is_long(rows, columns):
         return _gram_form(x, polynomials)
     for a, b, c in polynomials:
         even = _even_part(_gram(x), b, c)
