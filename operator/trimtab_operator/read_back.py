@@ -24,7 +24,7 @@ NEWEST = MOST_ORDERED
 made for. An older one is restored by later plans only, and verified whole as they read it."""
 TRIES = 3
 """After so many Jobs that could not say anything of a checkpoint, none is started for it any more."""
-PAUSE_SECONDS = 60.0
+PAUSE_SECONDS = 300.0
 """Between two Jobs of a world that trains, which may save every few seconds."""
 RETRY_SECONDS = 600.0
 """Before a checkpoint is tried again."""

@@ -9,7 +9,7 @@ from trimtab_contract.read_back import ReadBackAnswer, decode_report
 from trimtab_operator.adapters.ports import KubernetesObject, PodView
 from trimtab_operator.kubernetes_view import job_ended, pods_trouble
 from trimtab_operator.observation import ReadBackOutcome
-from trimtab_operator.read_back_workload import patience_seconds
+from trimtab_operator.read_back_workload import MAKING_SECONDS, patience_seconds
 from trimtab_operator.run_state import ReadBackOrder
 
 
@@ -21,7 +21,7 @@ def outcome_of(
     Only words of a pod that names this Job count, whatever else stands in its termination message.
     """
     outcome = ReadBackOutcome(number=order.number, job=name)
-    patience = patience_seconds(order)
+    patience = patience_seconds(order) if job is not None else MAKING_SECONDS
     if job is not None and job_ended(job):
         node = next((pod.node for pod in reversed(pods) if _answers(name, pod)), "")
         answers = tuple(answer for pod in pods for answer in _answers(name, pod))

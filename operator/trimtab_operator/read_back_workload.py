@@ -35,6 +35,10 @@ PODS_LOST = 1
 """How many pods may be lost, to an eviction as a rule, before the Job has failed."""
 GRACE_SECONDS = 600
 """How much longer than its deadline a Job is waited for, where a queue of the cluster does not let it begin."""
+MAKING_SECONDS = 300
+"""How long after its intent a Job is made; later it may have been there, and have gone by its own time."""
+KEPT_SECONDS = 900
+"""How long a Job stays that has ended: longer than one is made, so that none is made twice."""
 SHOWN_NAME, SHOWN_UID = 36, 8
 
 _RESOURCES: Mapping[str, Mapping[str, str]] = {
@@ -63,7 +67,7 @@ def read_back_selector(job: TrainingJobView, order: ReadBackOrder) -> str:
 
 
 def patience_seconds(order: ReadBackOrder) -> int:
-    """How long after its intent a Job is looked for; one that has ended stays for longer than that."""
+    """How long after its intent a Job is waited for that has not ended."""
     return order.seconds + GRACE_SECONDS
 
 
@@ -77,8 +81,7 @@ def read_back_job(job: TrainingJobView, defaults: WorkloadDefaults, order: ReadB
         "spec": {
             "backoffLimit": PODS_LOST,
             "activeDeadlineSeconds": order.seconds,
-            # Whoever looks for it must find what it said, or that it is still to be made.
-            "ttlSecondsAfterFinished": patience_seconds(order) + GRACE_SECONDS,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
             "template": {
                 "metadata": {"labels": {**given, **labels}, "annotations": dict(template.annotations or {})},
                 "spec": {**_pod_spec(job, defaults, order), **avoiding(template.affinity or {}, order.avoid)},

@@ -122,7 +122,7 @@ def test_a_job_is_started_where_no_other_host_can_read_and_nothing_is_amiss(
     assert bool(ordered(state, observation)) is starts
 
 
-def test_a_world_that_trains_gets_one_job_a_minute_and_one_that_has_finished_none_too_late() -> None:
+def test_a_world_that_trains_gets_a_job_now_and_then_and_one_that_has_finished_none_too_late() -> None:
     state = standing(read_back_over=NOW - PAUSE_SECONDS + 1)
     assert ordered(state, seen(*ALONE)) == []
     assert ordered(replace(state, read_back_over=NOW - PAUSE_SECONDS), seen(*ALONE)) != []

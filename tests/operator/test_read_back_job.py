@@ -8,7 +8,13 @@ from run_states import reference
 from trimtab_contract.read_back import ReadBack, ReadBackAnswer, ReadBackReport, decode_order, encode_report
 from trimtab_operator.adapters.ports import PodView
 from trimtab_operator.read_back_view import outcome_of, waits
-from trimtab_operator.read_back_workload import patience_seconds, read_back_job, read_back_name, read_back_selector
+from trimtab_operator.read_back_workload import (
+    MAKING_SECONDS,
+    patience_seconds,
+    read_back_job,
+    read_back_name,
+    read_back_selector,
+)
 from trimtab_operator.run_state import ReadBackOrder
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults, world_selector
 
@@ -47,7 +53,7 @@ def test_the_job_is_small_short_and_goes_with_its_training_job() -> None:
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", UID, True)
     spec = job["spec"]
     assert (spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (1800, 1)
-    assert spec["ttlSecondsAfterFinished"] > patience_seconds(ORDER) > 1800, "its answer outlives whoever waits for it"
+    assert spec["ttlSecondsAfterFinished"] > MAKING_SECONDS, "whoever may still make it finds that it was there"
     (container,) = spec["template"]["spec"]["containers"]
     assert container["resources"]["requests"] == {"cpu": "100m", "memory": "256Mi"}
     assert container["image"] == "example/trainer:1"
@@ -193,8 +199,9 @@ def test_a_job_that_failed_without_a_word_says_why(pods: tuple[PodView, ...], wh
 
 
 def test_a_job_that_never_begins_or_was_deleted_is_given_up_and_one_that_is_over_never_is() -> None:
-    late = ORDER.since + patience_seconds(ORDER) + 1
-    for found in (None, RUNNING):
+    assert patience_seconds(ORDER) > ORDER.seconds
+    for found, patience in ((None, MAKING_SECONDS), (RUNNING, patience_seconds(ORDER))):
+        late = ORDER.since + patience + 1
         assert outcome_of(ORDER, NAME, found, (), late - 1) is None
         outcome = outcome_of(ORDER, NAME, found, (), late)
         assert outcome is not None

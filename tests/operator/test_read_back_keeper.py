@@ -17,7 +17,7 @@ from trimtab_operator.adapters.lease import LeaderLease
 from trimtab_operator.journal import RunJournal
 from trimtab_operator.observation import ReadBackOutcome
 from trimtab_operator.read_back_keeper import ReadBackKeeper
-from trimtab_operator.read_back_workload import patience_seconds, read_back_name
+from trimtab_operator.read_back_workload import MAKING_SECONDS, read_back_name
 from trimtab_operator.reconciler import Ports
 from trimtab_operator.run_state import ReadBackOrder, RunState
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
@@ -142,7 +142,7 @@ async def test_a_job_that_cannot_be_made_is_over_and_says_why(scene: Scene) -> N
 
 async def test_an_order_that_is_too_old_makes_no_job(scene: Scene) -> None:
     """The Job may have been there, and have gone by its own time."""
-    scene.now = SINCE + patience_seconds(scene.order) + 1
+    scene.now = SINCE + MAKING_SECONDS + 1
     outcome = await scene.look(scene.keeper())
     assert outcome is not None
     assert outcome.error == f"Job {scene.name} is gone, or never was there"
