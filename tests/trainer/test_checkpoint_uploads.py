@@ -11,7 +11,7 @@ import torch
 from object_store_fixture import ADMIN, READER, Credentials, ObjectStoreServer
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_trainer.adapters.s3 import Bytes, ObjectStore, Part, StoreTimeouts
-from trimtab_trainer.checkpointing.uploading import PART_BYTES, ObjectUpload, Pace
+from trimtab_trainer.checkpointing.uploading import PART_BYTES, PARTS_IN_FLIGHT, ObjectUpload, Pace
 from trimtab_trainer.errors import StoreRefused, StoreUnavailable
 
 BODY = hashlib.shake_256(b"weights").digest(2 * PART_BYTES + 12_345)
@@ -30,6 +30,7 @@ class ShakyStore(ObjectStore):
             timeouts=TIMEOUTS,
         )
         self.breaks = 0
+        self.bodies: list[Bytes] = []
         self._lock = threading.Lock()
 
     def put_part(self, key: str, upload: str, number: int, body: Bytes) -> Part:
@@ -37,6 +38,7 @@ class ShakyStore(ObjectStore):
             self.breaks -= 1
             if self.breaks >= 0:
                 raise StoreUnavailable("the connection broke")
+            self.bodies.append(body)
         return super().put_part(key, upload, number, body)
 
 
@@ -70,6 +72,16 @@ def test_an_object_of_several_parts_arrives_whole_and_knows_its_slices(store: Sh
         ("first", 0, 100, sha256_hex(BODY[:100])),
         ("second", 100, len(BODY) - 100, sha256_hex(BODY[100:])),
     ]
+
+
+def test_parts_have_the_memory_of_those_that_have_arrived(store: ShakyStore) -> None:
+    store.bodies.clear()
+    with begun(store, "long") as upload:
+        for _ in range(3):
+            upload.write(BODY)
+    assert store.get("long") == 3 * BODY
+    assert len(store.bodies) == 7
+    assert len({id(body) for body in store.bodies}) <= PARTS_IN_FLIGHT + 1
 
 
 @pytest.mark.parametrize("body", [b"", b"small", BODY[:PART_BYTES]])
