@@ -18,7 +18,7 @@ from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
 from trimtab_trainer.checkpointing.state import empty_on_host, tensors_of
-from trimtab_trainer.errors import RestoreFailed
+from trimtab_trainer.errors import RestoreFailed, StoreUnavailable
 
 SHARD = "__1_0.distcp"
 
@@ -29,10 +29,15 @@ class ListeningStore(ObjectStore):
     def __init__(self, server: ObjectStoreServer, bucket: str) -> None:
         super().__init__(bucket, endpoint=server.endpoint, access_key=ADMIN.access_key, secret_key=ADMIN.secret_key)
         self.read: list[Place] = []
+        self.breaks_after: int | None = None
 
     def stretch(self, key: str, offset: int, length: int, into: Callable[[bytes], object]) -> int:
         self.read.append(Place(key.rpartition("/")[2], offset, length))
-        return super().stretch(key, offset, length, into)
+        if self.breaks_after is None:
+            return super().stretch(key, offset, length, into)
+        arrives, self.breaks_after = self.breaks_after, None
+        super().stretch(key, offset, arrives, into)
+        raise StoreUnavailable("the connection broke")
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +165,24 @@ def test_a_rank_that_needs_one_tensor_reads_only_its_slices(
     assert flat[name].numpy().tobytes() == expected.numpy().tobytes()
     lengths = [part.length for stored in objects.values() for part in stored.slices if part.name == name]
     assert [place.length for place in store.read] == lengths
+
+
+def test_a_request_that_breaks_off_goes_on_with_the_slice_it_broke_off_in(
+    store: ListeningStore, reference: CheckpointReference
+) -> None:
+    objects = manifest_of(store, reference).objects
+    reader = VerifiedReader(
+        store, prefix_of(reference), objects, time.monotonic() + 60, threading.Event(), lambda: None
+    )
+    places = [Place(SHARD, part.offset, part.length) for part in objects[SHARD].slices]
+    handed: dict[Place, str] = {}
+    store.read.clear()
+    store.breaks_after = places[2].offset + places[2].length // 2
+    reader.slices(places, lambda place, body: handed.setdefault(place, sha256_hex(bytes(body))))
+    assert list(handed) == places
+    assert list(handed.values()) == [part.sha256 for part in objects[SHARD].slices]
+    size = objects[SHARD].size
+    assert store.read == [Place(SHARD, 0, size), Place(SHARD, places[2].offset, size - places[2].offset)]
 
 
 def without_slices(manifest: CheckpointManifest, schema: int) -> bytes:
