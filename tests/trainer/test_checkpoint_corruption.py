@@ -15,7 +15,8 @@ from trimtab_contract.data_position import SkipLedger
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.restoring import Restoration, fits_by_structure
 from trimtab_trainer.checkpointing.shards import read_shards
-from trimtab_trainer.checkpointing.state import FlatState, empty_on_host
+from trimtab_trainer.checkpointing.staging import StagingRoom
+from trimtab_trainer.checkpointing.state import FlatState
 from trimtab_trainer.errors import RestoreFailed
 
 CASES = 1000
@@ -44,13 +45,17 @@ def checkpoints(object_store: ObjectStoreServer, tmp_path_factory: pytest.TempPa
         ranks.close()
 
 
+def beside(live: FlatState) -> FlatState:
+    return StagingRoom().copy(live)
+
+
 def refusal(checkpoint: Kept, objects: dict[str, bytes], live: FlatState, folder: Path) -> str:
     """Why some rank does not restore the checkpoint from these objects; empty when every rank does."""
     STORE.content = {f"{checkpoint.prefix}{name}": body for name, body in objects.items()}
     for rank in range(2):
         restoration = Restoration(STORE, ROOT, (RUN,), rank, 0.0, threading.Event(), lambda: None)
         try:
-            restoration.fetch(checkpoint.reference, empty_on_host(live), SkipLedger(), folder, fits_by_structure)
+            restoration.fetch(checkpoint.reference, beside(live), SkipLedger(), folder, fits_by_structure)
         except RestoreFailed as error:
             return error.reason
     return ""
@@ -59,7 +64,7 @@ def refusal(checkpoint: Kept, objects: dict[str, bytes], live: FlatState, folder
 def loads_without_a_word(objects: dict[str, bytes], live: FlatState, folder: Path) -> bool:
     """Whether DCP's own reader takes the objects for a checkpoint."""
     try:
-        read_shards(written(objects, folder), empty_on_host(live))
+        read_shards(written(objects, folder), beside(live))
     except (CheckpointException, OSError):
         return False
     return True

@@ -17,7 +17,8 @@ from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
-from trimtab_trainer.checkpointing.state import empty_on_host, tensors_of
+from trimtab_trainer.checkpointing.staging import StagingRoom
+from trimtab_trainer.checkpointing.state import tensors_of
 from trimtab_trainer.errors import RestoreFailed, StoreUnavailable
 
 SHARD = "__1_0.distcp"
@@ -102,7 +103,7 @@ def test_a_checkpoint_is_one_that_dcp_itself_reads(
 ) -> None:
     for key in store.list(prefix_of(reference)):
         store.get_to(key, tmp_path / key.rpartition("/")[2])
-    flat = empty_on_host(new_state(8).flat())
+    flat = StagingRoom().copy(new_state(8).flat())
     read_shards(tmp_path, flat)
     expected = tensors_of(new_state(7).flat())
     assert {name: tensor.numpy().tobytes() for name, tensor in tensors_of(flat).items()} == {
@@ -157,7 +158,7 @@ def test_a_rank_that_needs_one_tensor_reads_only_its_slices(
         store, prefix_of(reference), objects, time.monotonic() + 60, threading.Event(), lambda: None
     )
     name = "model.head.weight"
-    flat = {name: empty_on_host(new_state(8).flat())[name]}
+    flat = {name: StagingRoom().copy(new_state(8).flat())[name]}
     reading = ShardReading(reader.whole(METADATA_NAME), flat)
     store.read.clear()
     reader.slices(reading.tensors, reading.load)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from trimtab_contract.checkpoints import TensorDescription
 
-from trimtab_trainer.distributed_tensors import own_part, with_part
+from trimtab_trainer.distributed_tensors import own_part
 
 FlatState = dict[str, Any]
 """Tensors and plain values under names such as `model.head.weight` and `optimizer.count`, in name order."""
@@ -74,14 +74,6 @@ class TrainingState:
 def tensors_of(flat: FlatState) -> dict[str, Tensor]:
     """The tensors among the values, in the same order; a sharded one stands for the rows that this rank has."""
     return {name: value for name, value in flat.items() if isinstance(value, Tensor)}
-
-
-def empty_on_host(flat: FlatState) -> FlatState:
-    """Room for a state of the same structure, on the CPU."""
-    return {
-        name: with_part(torch.empty_like(own_part(value), device="cpu"), value) if isinstance(value, Tensor) else value
-        for name, value in flat.items()
-    }
 
 
 def describe(flat: FlatState) -> dict[str, TensorDescription]:
