@@ -84,7 +84,7 @@ def _made_at_once(optimizer: Optimizer, names: Mapping[Tensor, str]) -> Iterator
                 own[key] = value.zero_() if isinstance(value, Tensor) else 0
             elif bool(torch.as_tensor(0 if value is None else value).count_nonzero()):
                 kind = type(optimizer).__name__
-                yield f"optimizer: {kind} starts {names[parameter]} with a {key} other than 0, which is not supported"
+                yield f"optimizer: {kind} starts {names[parameter]} with {key} other than 0, which is not supported"
 
 
 def _states(optimizer: Optimizer) -> Iterator[tuple[Tensor, dict[str, Any]]]:
