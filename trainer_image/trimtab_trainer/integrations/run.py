@@ -6,11 +6,12 @@ from typing import Final, Never
 
 import torch
 from torch import distributed
+from trimtab_contract.directives import Reason
 
 from trimtab_trainer.assembly import Foundation, lay_foundation
 from trimtab_trainer.collectives import World, exchanging
 from trimtab_trainer.config import TrainerConfig
-from trimtab_trainer.errors import BadConfig
+from trimtab_trainer.errors import BadConfig, WorldEnded
 from trimtab_trainer.integrations.training import Learner, Training
 from trimtab_trainer.model import TransformerConfig
 from trimtab_trainer.process import Process, run_process, settings
@@ -87,6 +88,12 @@ class Run:
         self._training = Training(learner, self._foundation, self._world, self._process)
         return self._training
 
+    def end(self) -> Never:
+        """Behind the program: raise the end of the world, for there must have been one."""
+        if self._training is None or self._training.ended is None:
+            raise WorldEnded(Reason.CRASHED, "the program stopped training before the run was finished")
+        raise self._training.ended
+
     @property
     def _config(self) -> TrainerConfig:
         return self._foundation.config
@@ -101,7 +108,7 @@ def launch(program: Callable[[Run], None]) -> Never:
 
     def body(process: Process) -> None:
         environment, config, config_sha256 = settings()
-        if problems := list(_foreign_settings(config)):
+        if problems := list(foreign_settings(config)):
             raise BadConfig(problems)
         if distributed.is_initialized():
             raise BadConfig(("launch: the process group exists already; build trainer and arguments inside it",))
@@ -110,12 +117,12 @@ def launch(program: Callable[[Run], None]) -> Never:
         run = Run(foundation, World(config.collective_timeout_seconds, backend), process)
         with exchanging():
             program(run)
-        run.training.end()
+        run.end()
 
     run_process(body)
 
 
-def _foreign_settings(config: TrainerConfig) -> Iterator[str]:
+def foreign_settings(config: TrainerConfig) -> Iterator[str]:
     """Settings that nothing would obey."""
     plain = TrainerConfig(data=config.data, steps=max(config.steps, 1_000_000), global_batch=config.global_batch)
     for name, shown in _OF_THE_REFERENCE_TRAINER.items():

@@ -109,7 +109,8 @@ class Training:
         self._numbers: dict[str, float] = {}
         self._unscaled: list[float] | None = None
         self._schedule_before: dict[str, Any] | None = None
-        self._ended: WorldEnded | None = None
+        self.ended: WorldEnded | None = None
+        """How the run was finished, once it is."""
         learner.optimizer.register_step_post_hook(self._updated)
 
     @property
@@ -121,7 +122,7 @@ class Training:
     @property
     def finished(self) -> bool:
         """Whether the run is over, as it was meant to be."""
-        return self._ended is not None
+        return self.ended is not None
 
     def batches(self) -> Iterator[Batch]:
         """The batch of each step, until the run is finished; what a run does between two steps happens in between.
@@ -138,7 +139,7 @@ class Training:
         except WorldEnded as end:
             if end.reason is not Reason.FINISHED:
                 raise
-            self._ended = end
+            self.ended = end
 
     def note(self, loss: Tensor) -> None:
         """Take a micro-batch's part in the mean loss of this rank's share."""
@@ -193,12 +194,6 @@ class Training:
         else:
             self._session.report({**self._numbers, "skipped_update": float(self._gate is Gate.WITHHOLD)}, {})
         self._measured, self._schedule_before = None, None
-
-    def end(self) -> None:
-        """Behind the program: raises the end of the world, for there must have been one."""
-        if self._ended is not None:
-            raise self._ended
-        raise WorldEnded(Reason.CRASHED, "the program stopped training before the run was finished")
 
     def _scale_rates(self, factor: float) -> None:
         if factor != 1.0:
