@@ -71,7 +71,7 @@ class ScriptedSession:
 
     def report(self, scalars: Mapping[str, float], vectors: Mapping[str, Tensor]) -> None:
         """Keep the record."""
-        assert all(vector.shape == (2, 2) for vector in vectors.values())
+        assert all(vector.shape in {(2, 2), (2,)} for vector in vectors.values())
         self.scalars.append(dict(scalars))
         self.vectors.append(dict(vectors))
 

@@ -21,12 +21,13 @@ from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.checkpointing import Checkpointer, Saved, TrainingState
 from trimtab_trainer.collectives import World
-from trimtab_trainer.config import DataConfig, TrainerConfig
+from trimtab_trainer.config import DataConfig, TelemetryConfig, TrainerConfig
 from trimtab_trainer.loop import Trainee, train
 from trimtab_trainer.model import AttentionConfig, TransformerConfig
 from trimtab_trainer.optim import MuonClipConfig
 from trimtab_trainer.session import Session
 from trimtab_trainer.sharding import Parallelism
+from trimtab_trainer.tensors import floats
 
 STEPS = 3
 
@@ -52,6 +53,7 @@ def config(parallelism: Parallelism, seed: int = 3) -> TrainerConfig:
             attention=AttentionConfig(sinks=True),
         ),
         optimizer=MuonClipConfig(qk_clip_threshold=0.02),
+        telemetry=TelemetryConfig(health_every=2),
     )
 
 
@@ -134,6 +136,10 @@ def story(rank: int, ranks: int, port: int, place: dict[str, str]) -> None:
         "share": mine / sum(value.numel() for value in whole(sharded).values() if isinstance(value, Tensor)),
         "apart": apart(whole(sharded), whole(replicated)),
         "scalars": [ours.scalars, theirs.scalars],
+        "vectors": [
+            [{name: floats(one) for name, one in vectors.items() if "logit" not in name} for vectors in session.vectors]
+            for session in (ours, theirs)
+        ],
         "clipped": [[float(one["qk_clip_gamma"].min()) for one in session.vectors] for session in (ours, theirs)],
         "windows": [float(loss) for loss in sharded.losses(torch.arange(66).view(2, 33))],
     }

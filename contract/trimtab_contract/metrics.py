@@ -31,8 +31,27 @@ KNOWN_SCALARS = (
     "router_entropy",
     "dead_experts",
     "memory_allocated",
+    "nonfinite_gradients",
+    "nonfinite_weights",
+    "nonfinite_state",
+    "weight_norm",
+    "momentum_norm",
+    "spectral_norm",
+    "qk_clip_share",
 )
-KNOWN_VECTORS = ("qk_max_logit", "qk_max_logit_bound", "qk_clip_gamma", "expert_load")
+KNOWN_VECTORS = (
+    "qk_max_logit",
+    "qk_max_logit_bound",
+    "qk_clip_gamma",
+    "qk_clip_rate",
+    "qk_clip_smallest",
+    "layer_weight_norm",
+    "layer_momentum_norm",
+    "layer_spectral_norm",
+    "layer_router_entropy",
+    "expert_load",
+    "dropped_tokens",
+)
 
 
 class Vector(msgspec.Struct, frozen=True, array_like=True):

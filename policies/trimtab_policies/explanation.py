@@ -10,7 +10,14 @@ _AXES = {
     "qk_max_logit": ("layer", "head"),
     "qk_max_logit_bound": ("layer", "head"),
     "qk_clip_gamma": ("layer", "head"),
+    "qk_clip_rate": ("layer", "head"),
+    "qk_clip_smallest": ("layer", "head"),
+    "layer_weight_norm": ("layer",),
+    "layer_momentum_norm": ("layer",),
+    "layer_spectral_norm": ("layer",),
+    "layer_router_entropy": ("layer",),
     "expert_load": ("layer", "expert"),
+    "dropped_tokens": ("layer",),
 }
 """What the axes of the known vectors are called."""
 

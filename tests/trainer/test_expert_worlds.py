@@ -78,6 +78,9 @@ def test_idle_experts_hang_nothing_and_a_restored_run_repeats_its_numbers(run: R
         # The text has 26 letters, which in the first layer choose an expert each.
         assert record.scalars["dead_experts"] == sum(value == 0 for value in load.values()) >= 6
         assert 0.5 < record.scalars["router_entropy"] <= 1.0
+        assert record.vectors["layer_router_entropy"].values() == pytest.approx([record.scalars["router_entropy"]])
+        # An expert has room for 8 of a window's 32 tokens, and a letter that comes more often is rare.
+        assert 0 <= record.vectors["dropped_tokens"].values()[0] < 0.2
         assert record.scalars["z_loss"] > 0
         assert record.vectors["qk_clip_gamma"].shape == (LAYERS, HEADS)
         if step <= 2 or step % 2 == 0:

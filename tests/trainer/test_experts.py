@@ -77,7 +77,11 @@ def one_by_one(experts: Experts, x: Tensor, room: int) -> Tensor:
 def test_a_mixture_is_what_its_tokens_are_one_by_one(top_k: int, capacity: float | None) -> None:
     experts, x = layer(top_k=top_k, capacity_factor=capacity), inputs()
     room = 20 if capacity is None else math.ceil(capacity * 20 * top_k / COUNT)
-    torch.testing.assert_close(experts(x)[0], one_by_one(experts, x, room), rtol=1e-12, atol=1e-12)
+    mixed, routing = experts(x)
+    torch.testing.assert_close(mixed, one_by_one(experts, x, room), rtol=1e-12, atol=1e-12)
+    chosen = F.linear(x, experts.router.weight).topk(top_k, -1).indices
+    sent = torch.stack([(chosen == number).sum((1, 2)) for number in range(COUNT)])
+    assert routing.dropped.item() == pytest.approx(float((sent - room).clamp(min=0).sum() / sent.sum()), abs=1e-6)
 
 
 def test_losses_and_telemetry_follow_their_definitions() -> None:
@@ -136,7 +140,7 @@ def test_it_does_not_matter_how_a_batch_is_cut() -> None:
     sum(part.objective / 2 for part in parts).backward()
     for (name, one), other in zip(together.named_parameters(), apart.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-13, msg=name)
-    for what in ("load", "entropy", "z_loss"):
+    for what in ("load", "entropy", "dropped", "z_loss"):
         mean = sum(getattr(part.experts, what) for part in parts) / 2
         torch.testing.assert_close(mean, getattr(whole.experts, what), rtol=1e-12, atol=1e-13)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from trimtab_trainer.optim import MuonClip, MuonClipConfig
-from trimtab_trainer.optim.health import clip_activity, optimizer_health, spectral_norms
+from trimtab_trainer.optim.health import clip_activity, nonfinite_elements, optimizer_health, spectral_norms
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -63,7 +63,11 @@ def test_elements_that_are_not_finite_are_counted_in_weights_and_state() -> None
         parameters["a.weight"][0, :2] = math.inf
         state["muon_momentum"]["a.weight"][3, 3] = math.nan
         state["adamw_second_moment"]["b"][1] = -math.inf
-    assert [each.nonfinite for each in optimizer_health(optimizer)] == [3, 1]
+    assert [(each.nonfinite, each.nonfinite_state) for each in optimizer_health(optimizer)] == [(2, 1), (0, 1)]
+
+
+def test_finite_elements_whose_sum_overflows_are_none_that_is_not_finite() -> None:
+    assert nonfinite_elements([torch.full((4,), 3e38), torch.tensor([1.0, math.nan, -math.inf])]) == 2
 
 
 def test_clipping_is_summed_up_over_steps_by_head() -> None:

@@ -60,6 +60,13 @@ def test_a_sharded_world_trains_like_replicas_and_restores_what_either_saved(
         ours, theirs = report["scalars"]
         for mine, other in zip(ours, theirs, strict=True):
             assert mine == pytest.approx(other, rel=1e-4)
+        vectors = report["vectors"]
+        # Weights and optimizer are looked at in the second of three steps, whole or in parts.
+        assert ["layer_spectral_norm" in one for one in vectors[0]] == [False, True, False]
+        for mine, other in zip(*vectors, strict=True):
+            assert mine.keys() == other.keys()
+            for name, values in mine.items():
+                assert values == pytest.approx(other[name], rel=1e-3), name
         assert report["clipped"][0] == pytest.approx(report["clipped"][1], rel=1e-3)
         assert min(report["clipped"][0]) < 1
         assert all(report["restored"].values()), report["restored"]

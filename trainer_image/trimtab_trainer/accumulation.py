@@ -86,6 +86,7 @@ def accumulate(
 def _mean(experts: list[ExpertTelemetry]) -> ExpertTelemetry:
     return ExpertTelemetry(
         load=torch.stack([one.load for one in experts]).mean(0),
-        entropy=torch.stack([one.entropy for one in experts]).mean(),
+        entropy=torch.stack([one.entropy for one in experts]).mean(0),
+        dropped=torch.stack([one.dropped for one in experts]).mean(0),
         z_loss=torch.stack([one.z_loss for one in experts]).mean(),
     )

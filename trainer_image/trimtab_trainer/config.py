@@ -74,6 +74,9 @@ class TelemetryConfig:
     exact_max_logits: bool = False
     """Whether every step does."""
 
+    health_every: int = 20
+    """Steps between two looks at weights and optimizer state: norms, spectral norms, where QK-Clip acted."""
+
     def __post_init__(self) -> None:
         raise_if_any(
             (
@@ -83,6 +86,7 @@ class TelemetryConfig:
                 at_least("queue_records", self.queue_records, 1),
                 at_least("stream_records", self.stream_records, 1),
                 at_least("every", self.every, 1),
+                at_least("health_every", self.health_every, 1),
             )
         )
 

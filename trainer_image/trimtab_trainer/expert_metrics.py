@@ -5,6 +5,7 @@ from torch import Tensor
 
 from trimtab_trainer.collectives import World
 from trimtab_trainer.model import ExpertTelemetry
+from trimtab_trainer.tensors import stretches
 
 
 @torch.no_grad()
@@ -12,13 +13,15 @@ def expert_metrics(experts: ExpertTelemetry | None, world: World) -> tuple[dict[
     """Average over the ranks, whose shares have equal size; every rank calls it. Returns scalars and vectors."""
     if experts is None:
         return {}, {}
-    packed = torch.cat((experts.load.flatten().float(), torch.stack((experts.entropy, experts.z_loss)).float()))
+    parts = (experts.load.flatten(), experts.entropy, experts.dropped, experts.z_loss.view(1))
+    packed = torch.cat([part.float() for part in parts])
     world.sum(packed)
     packed /= world.size
-    load = packed[:-2].view_as(experts.load)
+    flat, entropy, dropped, z_loss = stretches(packed, [len(part) for part in parts])
+    load = flat.view_as(experts.load)
     scalars = {
-        "router_entropy": packed[-2].item(),
-        "z_loss": packed[-1].item(),
+        "router_entropy": entropy.mean().item(),
+        "z_loss": z_loss.item(),
         "dead_experts": float((load == 0).sum().item()),
     }
-    return scalars, {"expert_load": load}
+    return scalars, {"expert_load": load, "layer_router_entropy": entropy, "dropped_tokens": dropped}

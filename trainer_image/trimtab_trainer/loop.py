@@ -20,6 +20,7 @@ from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data.packing import documents_of, targets_of
 from trimtab_trainer.exact_steps import ExactSteps
 from trimtab_trainer.expert_metrics import expert_metrics
+from trimtab_trainer.health_metrics import HealthMetrics
 from trimtab_trainer.mixed_precision import LossScaler, computing_in
 from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
@@ -42,6 +43,7 @@ class Trainee:
         )
         self.scaler = LossScaler(config.precision, config.loss_scale)
         self.exact_steps = ExactSteps(1 if config.telemetry.exact_max_logits else config.telemetry.every)
+        self.health = HealthMetrics(config.telemetry.health_every, self.model.layer_parameters())
 
     def join(self, world: World) -> None:
         """Share the optimizer's work, and the state as the settings say; every rank calls it, before the first step."""
@@ -117,7 +119,7 @@ class Trainee:
 def train(session: Session, trainee: Trainee, world: World) -> None:
     """Train until the session ends the world, which it does by raising WorldEnded."""
     config, model, optimizer, scaler = trainee.config, trainee.model, trainee.optimizer, trainee.scaler
-    gradients = trainee.gradients(world)
+    gradients, parameters = trainee.gradients(world), trainee.named_parameters()
     model.train()
 
     def compute(batch: Batch) -> tuple[MicroBatches, Reduced, GradientClip]:
@@ -144,10 +146,12 @@ def train(session: Session, trainee: Trainee, world: World) -> None:
         if gate is not Gate.AGAIN:
             update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
             routed, loads = expert_metrics(computed.experts, world)
+            gamma = None if update is None else update.qk_clip_gamma
+            looked, seen = trainee.health.of_step(batch.attempt, batch.step, gamma, optimizer, parameters, world)
             bad_elements = 0 if clip.finite else gradients.nonfinite()
-            numbers = scalars(reduced, clip, bad_elements, optimizer.lr, update) | scaler.scalars() | routed
-            session.report(numbers, vectors(reduced, update) | loads)
-            trainee.exact_steps.done(batch.step, None if update is None else update.qk_clip_gamma)
+            numbers = scalars(reduced, clip, bad_elements, optimizer.lr, update) | scaler.scalars() | routed | looked
+            session.report(numbers, vectors(reduced, update) | loads | seen)
+            trainee.exact_steps.done(batch.step, gamma)
         scaler.settle(updated=gate is Gate.UPDATE)
 
 
@@ -178,9 +182,13 @@ def scalars(
         "clip_ratio": clip.ratio,
         "lr": lr,
         "nonfinite": float(reduced.nonfinite + bad_elements),
+        "nonfinite_gradients": float(bad_elements),
         "skipped_update": float(update is None),
     }
-    return known if update is None else {**known, "update_rms": update.update_rms}
+    if update is None:
+        return known
+    clipped = (update.qk_clip_gamma < 1).float().mean() if update.qk_clip_gamma.numel() else torch.zeros(())
+    return {**known, "update_rms": update.update_rms, "qk_clip_share": clipped.item()}
 
 
 def vectors(reduced: Reduced, update: StepTelemetry | None) -> dict[str, Tensor]:

@@ -55,6 +55,11 @@ class ShardedOptimizer:
         self._keys = self._agreed_keys()
 
     @property
+    def own(self) -> MuonClip:
+        """The optimizer of this rank's parameters; its weights are those behind the last update."""
+        return self._own
+
+    @property
     def routes(self) -> tuple[Route, ...]:
         """Which optimizer updates which of this rank's parameters."""
         return self._own.routes

@@ -31,6 +31,9 @@ class Routing:
     entropy: Tensor
     """Of the router's probabilities, as a share of its largest value: a scalar."""
 
+    dropped: Tensor
+    """Share of what the router sent that its experts had no room for: a scalar."""
+
 
 class Expert(nn.Module):
     """One MLP; its matrices are its own, so that each is orthogonalised alone."""
@@ -64,7 +67,8 @@ class Experts(nn.Module):
         best, chosen = probabilities.topk(self.top_k, -1)
         sent = torch.zeros_like(probabilities, dtype=torch.bool).scatter_(-1, chosen, True)
         weights = torch.zeros_like(probabilities).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
-        return self._mixed(x, weights, self._admitted(sent)), _routing(logits, probabilities, sent)
+        admitted = self._admitted(sent)
+        return self._mixed(x, weights, admitted), _routing(logits, probabilities, sent, admitted)
 
     def _admitted(self, sent: Tensor) -> Tensor:
         """Of the tokens `sent` [batch, tokens, experts], those that each expert has room for, earliest first."""
@@ -84,15 +88,17 @@ class Experts(nn.Module):
         return mixed.view_as(x)
 
 
-def _routing(logits: Tensor, probabilities: Tensor, sent: Tensor) -> Routing:
+def _routing(logits: Tensor, probabilities: Tensor, sent: Tensor, admitted: Tensor) -> Routing:
     experts = logits.shape[-1]
     with torch.no_grad():
         # [batch, experts], 1 where the load is even.
         load = sent.to(probabilities.dtype).mean(1) * (experts / sent[0, 0].sum())
         entropy = -torch.xlogy(probabilities, probabilities).sum(-1).mean() / math.log(experts)
+        dropped = 1 - admitted.sum().to(probabilities.dtype) / sent.sum()
     return Routing(
         balance_loss=(load * probabilities.mean(1)).sum(-1).mean(),
         z_loss=logits.logsumexp(-1).square().mean(),
         load=load.mean(0),
         entropy=entropy,
+        dropped=dropped,
     )

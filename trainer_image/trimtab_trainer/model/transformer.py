@@ -50,7 +50,10 @@ class ExpertTelemetry:
     """[layers, experts], the share of the tokens sent to each expert, as a multiple of the even one."""
 
     entropy: Tensor
-    """Of the routers' probabilities, as a share of its largest value; the mean over layers."""
+    """[layers], of the routers' probabilities, as a share of its largest value."""
+
+    dropped: Tensor
+    """[layers], the share of what the routers sent that the experts had no room for."""
 
     z_loss: Tensor
     """The mean over layers, not weighted."""
@@ -199,6 +202,13 @@ class Transformer(nn.Module):
             block.attention.logit_parameters(f"blocks.{layer}.attention") for layer, block in enumerate(blocks)
         )
 
+    def layer_parameters(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the parameters of each block."""
+        return tuple(
+            tuple(f"blocks.{layer}.{name}" for name, _ in block.named_parameters())
+            for layer, block in enumerate(self.blocks)
+        )
+
     def _through(
         self, block: nn.Module, x: Tensor, current: ForwardPass
     ) -> tuple[Tensor, AttentionResult, Routing | None]:
@@ -245,7 +255,8 @@ def _checkpoint_contexts() -> tuple[AbstractContextManager[object], AbstractCont
 def _expert_telemetry(routings: Sequence[Routing]) -> ExpertTelemetry:
     return ExpertTelemetry(
         load=torch.stack([routing.load for routing in routings]),
-        entropy=torch.stack([routing.entropy for routing in routings]).mean(),
+        entropy=torch.stack([routing.entropy for routing in routings]),
+        dropped=torch.stack([routing.dropped for routing in routings]),
         z_loss=torch.stack([routing.z_loss.detach() for routing in routings]).mean(),
     )
 

@@ -4,12 +4,15 @@ Pure functions that look and change nothing; every figure costs one pass over th
 them every so many steps, not in every one.
 """
 
+import math
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
+from trimtab_trainer.optim.gradients import count_non_finite
 from trimtab_trainer.optim.muon_clip import MuonClip
 from trimtab_trainer.tensors import frobenius_norms, transposed
 
@@ -27,11 +30,14 @@ class WeightHealth:
 
     spectral_norm: float | None
     """An estimate, from below, of the largest singular value; of a stack that of its largest matrix. None where there
-    is no matrix."""
+    is no matrix, or none was asked for."""
 
     momentum_norm: float
     nonfinite: int
-    """Elements of the parameter and of its optimizer state that are not finite."""
+    """Elements of the parameter that are not finite."""
+
+    nonfinite_state: int
+    """Elements of its momentum and of AdamW's second moment that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,13 @@ class ClipActivity:
 
 
 @torch.no_grad()
-def optimizer_health(optimizer: MuonClip, *, iterations: int = POWER_ITERATIONS) -> tuple[WeightHealth, ...]:
-    """Look at every parameter of an optimizer, in its order."""
+def optimizer_health(
+    optimizer: MuonClip, *, iterations: int = POWER_ITERATIONS, spectral_of: Container[str] | None = None
+) -> tuple[WeightHealth, ...]:
+    """Look at every parameter of an optimizer, in its order.
+
+    Spectral norms, which cost most, are estimated of the parameters named in `spectral_of`: of all where it is None.
+    """
     state = optimizer.state_dict()
     momenta: dict[str, Tensor] = {**state["muon_momentum"], **state["adamw_first_moment"]}
     variances: dict[str, Tensor] = state["adamw_second_moment"]
@@ -60,14 +71,16 @@ def optimizer_health(optimizer: MuonClip, *, iterations: int = POWER_ITERATIONS)
     found: list[WeightHealth] = []
     for route in optimizer.routes:
         weight, momentum = masters.get(route.name, route.parameter), momenta[route.name]
-        kept = (weight, momentum, *(variances[name] for name in (route.name,) if name in variances))
+        kept = (momentum, *(variances[name] for name in (route.name,) if name in variances))
+        estimated = weight.ndim in {2, 3} and (spectral_of is None or route.name in spectral_of)
         found.append(
             WeightHealth(
                 name=route.name,
                 norm=_norm(weight),
-                spectral_norm=float(spectral_norms(weight, iterations).max()) if weight.ndim in {2, 3} else None,
+                spectral_norm=float(spectral_norms(weight, iterations).max()) if estimated else None,
                 momentum_norm=_norm(momentum),
-                nonfinite=sum(int((~tensor.isfinite()).sum()) for tensor in kept),
+                nonfinite=nonfinite_elements((weight,)),
+                nonfinite_state=nonfinite_elements(kept),
             )
         )
     return tuple(found)
@@ -93,6 +106,20 @@ def spectral_norms(matrices: Tensor, iterations: int = POWER_ITERATIONS) -> Tens
 
 def _unit(vectors: Tensor) -> Tensor:
     return vectors / frobenius_norms(vectors).clamp(min=torch.finfo(vectors.dtype).tiny)
+
+
+@torch.no_grad()
+def nonfinite_elements(tensors: Iterable[Tensor]) -> int:
+    """Return how many elements are NaN or infinite, in one pass over each tensor whose elements are all finite."""
+    # A sum of finite elements may overflow, and then they are counted: a hint, and no more.
+    return count_non_finite(tensor for tensor in tensors if not math.isfinite(float(tensor.sum())))
+
+
+def nonfinite_state(optimizer: MuonClip) -> int:
+    """Return how many elements of an optimizer's whole state are NaN or infinite."""
+    state = optimizer.state_dict().values()
+    kinds = (cast("Mapping[str, Tensor]", value) for value in state if isinstance(value, Mapping))
+    return sum(nonfinite_elements(kind.values()) for kind in kinds)
 
 
 def clip_activity(gammas: Tensor) -> ClipActivity:
