@@ -3,6 +3,7 @@
 import math
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from trimtab_trainer.optim import (
     ParameterGroup,
     fused_projection,
     largest_logits,
+    multihead_attention,
     parameter_groups,
     separate_projections,
 )
@@ -141,6 +143,99 @@ def test_separate_maps_make_multi_head_or_grouped_query_attention() -> None:
         ("attention.key.weight", LogitPart.SHARED_KEY, 2),
     ]
     assert separate_projections("attention", query, nn.Linear(8, 8), heads=4).kind == "multiHead"
+
+
+MULTIHEAD: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "without bias": {"bias": False},
+    "separate": {"kdim": 12, "vdim": 10},
+    "appended": {"add_bias_kv": True, "add_zero_attn": True},
+    "batch first": {"batch_first": True},
+}
+
+
+def multihead_logits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """The largest logit of each head, from the formula; all are [batch, tokens, ...], `mask` true where hidden."""
+    if module.in_proj_weight is None:
+        weights = module.q_proj_weight, module.k_proj_weight
+    else:
+        weights = module.in_proj_weight.chunk(3)[:2]
+    biases = (0.0, 0.0) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[:2]
+    query, key = query @ weights[0].T + biases[0], key @ weights[1].T + biases[1]
+    if module.bias_k is not None:
+        zero = torch.zeros_like(key[:, :1])
+        key, mask = torch.cat((key, module.bias_k.expand_as(zero), zero), 1), F.pad(mask, (0, 2))
+    query, key = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in (query, key))
+    return softmax_inputs(query, key, ~mask).amax((0, 2, 3)).detach()
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("kind", MULTIHEAD)
+def test_the_multi_head_module_of_pytorch_is_seen_and_clipped_head_by_head(kind: str, weights: bool) -> None:
+    torch.manual_seed(0)
+    settings = MULTIHEAD[kind]
+    module = nn.MultiheadAttention(16, 4, **settings).double()
+    with torch.no_grad():
+        module.in_proj_bias is None or module.in_proj_bias.normal_()
+    query, key, value = (
+        gaussian(2, 6, 16),
+        gaussian(2, 7, settings.get("kdim", 16), seed=1),
+        gaussian(2, 7, settings.get("vdim", 16), seed=2),
+    )
+    padding = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
+    hidden = torch.ones(6, 7, dtype=torch.bool).triu(2)
+    layout = (lambda one: one) if settings.get("batch_first") else (lambda one: one.transpose(0, 1))
+    recorder = LogitRecorder(1)
+
+    def logits() -> Tensor:
+        given = {"key_padding_mask": padding, "attn_mask": hidden, "need_weights": weights}
+        plain = module(layout(query), layout(key), layout(value), **given)[0]
+        with recorder:
+            seen = module(layout(query), layout(key), layout(value), **given)[0]
+        assert torch.equal(seen, plain)
+        found = recorder.max_logits()
+        expected = multihead_logits(module, query, key, hidden | padding[:, None, None])
+        torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=0)
+        return found
+
+    before = logits()
+    threshold = before.median().item()
+    model = nn.ModuleDict({"attention": module})
+    config = MuonClipConfig(
+        groups=parameter_groups(model), muon_lr=1e-300, adamw_lr=1e-300, qk_clip_threshold=threshold
+    )
+    optimizer = MuonClip(model.named_parameters(), [multihead_attention("attention", module)], config)
+    rows = {route.name: route.rows for route in optimizer.routes if route.optimizer == "muon"}
+    assert rows.get("attention.in_proj_weight", (16,) * 3) == (16,) * 3
+    optimizer.step(before)
+    after, hot = logits(), before > threshold
+    assert 0 < hot.sum() < 4
+    assert ((after[hot] / threshold - 1).abs() < 1e-12).all()
+    assert torch.equal(after[~hot], before[~hot])
+
+
+def test_a_mask_for_each_head_and_an_unbatched_call_of_the_multi_head_module_are_seen() -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(16, 4).double()
+    recorder, tokens = LogitRecorder(1), gaussian(6, 16)
+    hidden = torch.zeros(4, 6, 6, dtype=torch.bool)
+    hidden[2] = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    with recorder:
+        module(tokens, tokens, tokens, attn_mask=hidden)
+    expected = multihead_logits(module, tokens[None], tokens[None], hidden[None])
+    torch.testing.assert_close(recorder.max_logits()[0], expected, rtol=1e-12, atol=0)
+
+
+def test_a_layer_of_pytorchs_transformer_trains_and_is_clipped() -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    layer = multihead_attention("self_attn", model.self_attn)
+    config = MuonClipConfig(groups=parameter_groups(model), qk_clip_threshold=0.05)
+    optimizer, recorder = MuonClip(model.named_parameters(), [layer], config), LogitRecorder(1)
+    inputs = gaussian(2, 5, 16).float()
+    with recorder:
+        model(inputs).square().mean().backward()
+    assert (optimizer.step(recorder.max_logits()).qk_clip_gamma < 1).any()
 
 
 def test_the_example_learns_and_clips(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,15 @@
 """What a wrong setting is answered with: every field at once, each with what to do."""
 
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin, get_type_hints
+
 import pytest
 from trimtab_contract.data_position import Order
-from trimtab_trainer.config import Environment, read_config
+from trimtab_trainer.config import Environment, TrainerConfig, read_config
 from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.mapping import build, camel
 
 GOOD = (
     "{steps: 50, globalBatch: 8, data: {path: /data.bin, order: shuffled, seed: 3}, optimizer: {qkClipThreshold: 30}}"
@@ -38,6 +44,66 @@ def test_every_wrong_field_is_named_at_once() -> None:
         "globalBatch: missing",
     ):
         assert any(problem.startswith(start) for problem in found), (start, found)
+
+
+def test_what_does_not_go_together_is_named_beside_wrong_fields_of_the_same_parts() -> None:
+    found = problems_of(
+        "{steps: 50, globalBatch: 0, schedule: {shape: up, cycles: 0}, data: {path: /d, packing: {separator: 70000}},"
+        " model: {width: 30, heads: 4, attention: {qkNorm: true, window: 0}},"
+        " optimizer: {qkClipThreshold: 0, muonLr: .nan, adamwLr: .inf}}"
+    )
+    assert sorted(problem.split(":")[0] for problem in found) == [
+        "data.packing.separator",
+        "globalBatch",
+        "model.attention.window",
+        "model.width",
+        "optimizer.adamwLr",
+        "optimizer.muonLr",
+        "optimizer.qkClipThreshold",
+        "optimizer.qkClipThreshold",
+        "schedule.cycles",
+        "schedule.shape",
+    ]
+
+
+def test_an_odd_rotary_dimension_is_named_beside_every_other_wrong_one() -> None:
+    latent = "{kind: latent, keyValueRank: 0, contentDimension: 8, rotaryDimension: 3}"
+    found = problems_of(GOOD.removesuffix("}") + f", model: {{layers: 0, attention: {latent}}}}}")
+    assert sorted(problem.split(":")[0] for problem in found) == [
+        "model.attention.keyValueRank",
+        "model.attention.rotaryDimension",
+        "model.attention.valueDimension",
+        "model.layers",
+    ]
+
+
+def numbers(kind: Any = TrainerConfig, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type]]:
+    """Every number of the configuration that is no member of a list: the path to it, and whether it is whole."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        choices = () if get_origin(hint) is tuple else get_args(hint) or (hint,)
+        for choice in choices:
+            if dataclasses.is_dataclass(choice):
+                yield from numbers(choice, (*path, camel(field.name)))
+            elif choice in {int, float}:
+                yield (*path, camel(field.name)), choice
+
+
+@pytest.mark.parametrize(("path", "kind"), [pytest.param(*found, id=".".join(found[0])) for found in numbers()])
+def test_a_number_that_means_nothing_is_refused_by_name(path: tuple[str, ...], kind: type) -> None:
+    if path[-1] == "seed":
+        return
+    given: dict[str, Any] = {"steps": 50, "globalBatch": 8, "data": {"path": "/d"}}
+    place = given
+    for part in path[:-1]:
+        place = place.setdefault(part, {})
+    if "experts" in path:
+        place["count"] = 4
+    place[path[-1]] = -1 if kind is int else math.nan
+    with pytest.raises(InvalidFields) as caught:
+        build(TrainerConfig, given)
+    assert {problem.split(":")[0] for problem in caught.value.problems} == {".".join(path)}
 
 
 def test_a_field_of_the_wrong_type_hides_no_wrong_value_beside_it() -> None:

@@ -213,7 +213,7 @@ class TrainerConfig:
                 at_least("steps", self.steps, 1),
                 at_least("global_batch", self.global_batch, 1),
                 at_least("gradient_accumulation_steps", self.gradient_accumulation_steps, 1),
-                positive("gradient_clip", self.gradient_clip),
+                None if self.gradient_clip > 0 else f"gradient_clip: {self.gradient_clip} must be above 0",
                 at_least("replica_check_every", self.replica_check_every, 1),
                 at_least("max_withheld_steps", self.max_withheld_steps, 1),
                 positive("hold_tick_seconds", self.hold_tick_seconds),

@@ -1,5 +1,6 @@
 """Validation that reports every wrong field of a value at once."""
 
+import math
 from collections.abc import Iterable
 
 from trimtab_trainer.errors import TrainerError
@@ -29,7 +30,9 @@ def at_least(field: str, value: float, minimum: float) -> str | None:
 
 
 def positive(field: str, value: float) -> str | None:
-    """Say that `field` is not above zero (or not a number), or return None."""
+    """Say that `field` is not above zero, infinite or not a number, or return None."""
+    if value == math.inf:
+        return f"{field}: {value} must be finite"
     return None if value > 0 else f"{field}: {value} must be above 0"
 
 

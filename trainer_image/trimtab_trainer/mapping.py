@@ -1,6 +1,7 @@
 """From plain YAML mappings in camelCase to frozen dataclasses, with every wrong field named at once."""
 
 import dataclasses
+import re
 import types
 from collections.abc import Mapping
 from enum import Enum
@@ -16,6 +17,11 @@ UNLESS = "unless"
 
 class _Wrong(Exception):
     """Problems below this point were noted already."""
+
+    def __init__(self, instead: object = None) -> None:
+        """`instead` is what the fields around it are checked beside, if anything could be built."""
+        super().__init__()
+        self.instead = instead
 
 
 def camel(name: str) -> str:
@@ -50,22 +56,33 @@ def _dataclass(kind: Any, given: object, path: str, problems: list[str]) -> obje
         if name in mapping:
             try:
                 values[field.name] = _value(hints[field.name], mapping[name], prefix + name, problems)
-            except _Wrong:
-                continue
+            except _Wrong as wrong:
+                if wrong.instead is not None:
+                    values[field.name] = wrong.instead
         else:
             problems += _missing(field, prefix + name, mapping)
-    built: object = None
     # Also when some fields are wrong already: the others are checked all the same, beside the defaults of those.
-    if all(field.name in values for field in fields.values() if _required(field)):
-        try:
-            built = kind(**values)
-        except InvalidFields as error:
-            for problem in error.problems:
-                name, _, text = problem.partition(":")
-                problems.append(f"{prefix}{camel(name)}:{text}")
+    built, found = _built(kind, values)
+    for problem in found:
+        name, _, text = problem.partition(":")
+        said = f"{prefix}{camel(name)}:{text}"
+        problems += [] if said in problems else [said]
+    if found:
+        wrong_fields = {re.split(r"[.\[]", problem.partition(":")[0])[0] for problem in found}
+        built, _ = _built(kind, {name: value for name, value in values.items() if name not in wrong_fields})
     if len(problems) > before:
-        raise _Wrong
+        raise _Wrong(built)
     return built
+
+
+def _built(kind: Any, values: Mapping[str, object]) -> tuple[object, tuple[str, ...]]:
+    """A `kind`, or None and what is wrong with its values; neither while required ones are missing."""
+    if any(_required(field) and field.name not in values for field in dataclasses.fields(kind) if field.init):
+        return None, ()
+    try:
+        return kind(**values), ()
+    except InvalidFields as error:
+        return None, error.problems
 
 
 def _missing(field: "dataclasses.Field[Any]", path: str, mapping: Mapping[object, object]) -> list[str]:

@@ -3,12 +3,18 @@
 Computes only: no I/O, no clock, no random numbers, and no communication but through the peers that it is given.
 """
 
+from trimtab_trainer.optim.attention_logits import largest_logits
 from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum, whole_checksum
 from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup, ThresholdPoint
 from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, count_non_finite, first_non_finite
-from trimtab_trainer.optim.logit_recorder import LogitRecorder, largest_logits
+from trimtab_trainer.optim.logit_recorder import LogitRecorder
 from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
-from trimtab_trainer.optim.plain_models import fused_projection, parameter_groups, separate_projections
+from trimtab_trainer.optim.plain_models import (
+    fused_projection,
+    multihead_attention,
+    parameter_groups,
+    separate_projections,
+)
 from trimtab_trainer.optim.qk_clip import NonFiniteLogitsError
 from trimtab_trainer.optim.routing import routing_table
 from trimtab_trainer.optim.schedule import RateOverride, Schedule
@@ -30,6 +36,7 @@ __all__ = [
     "first_non_finite",
     "fused_projection",
     "largest_logits",
+    "multihead_attention",
     "parameter_checksum",
     "parameter_groups",
     "routing_table",

@@ -12,11 +12,20 @@ from trimtab_trainer.optim.config import ParameterGroup
 def parameter_groups(model: nn.Module, *, adamw: tuple[str, ...] = ()) -> tuple[ParameterGroup, ...]:
     """Return groups that send embeddings to AdamW under whatever name, for `MuonClipConfig.groups`.
 
-    `adamw` are patterns of further matrices for AdamW, such as those of an output head.
+    `adamw` are patterns of further matrices for AdamW, such as those of an output head. The queries, keys and values
+    that `nn.MultiheadAttention` packs in one parameter are orthogonalised each alone.
     """
-    found = (name for name, module in _modules(model) if isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
-    patterns = (*adamw, *(f"{name}.weight" if name else "weight" for name in found))
-    return tuple(ParameterGroup(pattern=pattern, optimizer="adamw") for pattern in patterns)
+    modules = [(f"{name}." if name else "", module) for name, module in _modules(model)]
+    found = (f"{prefix}weight" for prefix, module in modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
+    packed = (
+        (f"{prefix}in_proj_weight", module.embed_dim)
+        for prefix, module in modules
+        if isinstance(module, nn.MultiheadAttention) and "in_proj_weight" in _own_parameters(module)
+    )
+    return (
+        *(ParameterGroup(pattern=pattern, optimizer="adamw") for pattern in (*adamw, *found)),
+        *(ParameterGroup(pattern=pattern, split=(width,) * 3) for pattern, width in packed),
+    )
 
 
 def separate_projections(
@@ -58,6 +67,22 @@ def fused_projection(
     )
 
 
+def multihead_attention(name: str, module: nn.MultiheadAttention) -> AttentionHeads:
+    """Return what makes the logits of a layer that is `torch.nn.MultiheadAttention`: its parameters have this prefix.
+
+    Muon needs the groups of `parameter_groups` for its packed weight, too. The key that `add_bias_kv` appends is scaled
+    like every other one.
+    """
+    width, own = module.embed_dim, _own_parameters(module)
+    packed = [(f"{name}.{kind}", own[kind]) for kind in ("in_proj_weight", "in_proj_bias") if kind in own]
+    queries = [(each, parameter[:width]) for each, parameter in packed]
+    keys = [(each, parameter[width : 2 * width]) for each, parameter in packed]
+    queries += [(f"{name}.{kind}", own[kind]) for kind in ("q_proj_weight",) if kind in own]
+    keys += [(f"{name}.{kind}", own[kind]) for kind in ("k_proj_weight",) if kind in own]
+    keys += [(f"{name}.{kind}", own[kind].view(-1)) for kind in ("bias_k",) if kind in own]
+    return _attention(queries, keys, module.num_heads, None, normalised=False)
+
+
 def _attention(
     queries: Sequence[tuple[str, Tensor]],
     keys: Sequence[tuple[str, Tensor]],
@@ -73,6 +98,10 @@ def _attention(
         *(HeadParameter(name, parameter, key_part, key_heads or heads) for name, parameter in keys),
     )
     return AttentionHeads("groupedQuery" if grouped else "multiHead", heads, parameters, normalised)
+
+
+def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters(recurse=False))
 
 
 def _modules(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
