@@ -30,7 +30,7 @@ class LoopRun(Run):
     def environment(self, world: int, node: int) -> dict[str, str]:
         """As torchrun sets it for the only process of a pod; nothing may be fetched."""
         own = {"LOCAL_RANK": "0", "GROUP_RANK": str(node), "TORCHELASTIC_RUN_ID": "none", "HF_HUB_OFFLINE": "1"}
-        return {**super().environment(world, node), **own, "HOME": str(self.folder)}
+        return {**super().environment(world, node), **own}
 
     def _pod(self, number: int, node: int, ranks: int, port: int, torchrun: bool) -> "subprocess.Popen[bytes]":
         assert not torchrun

@@ -22,6 +22,7 @@ SKIP = ((10, 12),)
 STEPS = 24
 LOOPS = {
     "hugging-face": "model.layers.1.mlp.down_proj.weight",
+    "lightning": "layers.layers.1.linear2.weight",
 }
 """The folder of each example, and a parameter of its model."""
 
