@@ -22,7 +22,8 @@ from object_store_fixture import ADMIN, ObjectStoreServer
 from trimtab_contract.checkpoints import decode_manifest, encode_manifest, sha256_hex
 from trimtab_contract.config_record import OLDER_MANIFEST
 from trimtab_contract.data_position import Order, SkipLedger
-from trimtab_contract.directives import CheckpointReference, Reason
+from trimtab_contract.directives import Action, CheckpointReference, Diagnose, Directive, Reason
+from trimtab_contract.keys import MANIFEST_NAME
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.archive import Archivist
 from trimtab_trainer.checkpointing import Checkpointer, RestoreFailure, TrainingState
@@ -31,6 +32,7 @@ from trimtab_trainer.config import DataConfig, Environment, ScheduleConfig, Trai
 from trimtab_trainer.data import BatchLog
 from trimtab_trainer.data.byte_windows import ByteWindows
 from trimtab_trainer.errors import RestoreFailed
+from trimtab_trainer.execution import DirectiveExecutor
 from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.loop import Trainee
 from trimtab_trainer.model import TransformerConfig
@@ -290,3 +292,41 @@ def test_windows_that_are_read_from_another_place_are_refused(runtime: Runtime, 
         told = refused(runtime, saved)
     assert told.reason == Reason.PROBE_FAILED
     assert "has other bytes than when the checkpoint was saved" in told.detail
+
+
+def kept_as_evidence(runtime: Runtime) -> list[tuple[int, int]]:
+    """Attempt and step of every suspect state in the store."""
+    runtime.wait_for_saves()
+    bodies = [runtime.store.get(key) for key in runtime.store.list(ROOT) if key.endswith(MANIFEST_NAME)]
+    found = [manifest for manifest in map(decode_manifest, bodies) if manifest.trigger == "Suspect"]
+    return sorted((manifest.attempt, manifest.step) for manifest in found)
+
+
+def hold(seq: int, *, attempt: int = 1, incident: str | None = "i-1", **rest: Any) -> Directive:
+    return Directive(epoch=1, seq=seq, world=1, attempt=attempt, action=Action.HOLD, incident=incident, **rest)
+
+
+def test_a_state_is_kept_as_evidence_when_an_incident_restores_over_it_and_not_when_a_person_holds(
+    runtime: Runtime, saved: CheckpointReference
+) -> None:
+    executor = DirectiveExecutor(runtime)
+    executor.obey(hold(1))
+    executor.obey(hold(2, incident="i-2"))
+    assert kept_as_evidence(runtime) == []
+    executor.obey(hold(3, attempt=2, restore=saved))
+    assert runtime.state.step == STEP
+    # A second restore takes the place of what is in the store already, and one outside an incident of nothing suspect.
+    executor.obey(hold(4, attempt=3, restore=saved))
+    train(runtime, 1)
+    executor.obey(hold(5, attempt=4, restore=saved, incident=None))
+    assert kept_as_evidence(runtime) == [(1, STEP + 3)]
+
+
+def test_a_state_that_an_incident_has_measured_is_kept_while_that_goes_on_and_once(
+    runtime: Runtime, saved: CheckpointReference
+) -> None:
+    executor = DirectiveExecutor(runtime)
+    executor.obey(hold(1, diagnose=Diagnose(windows=(1, 2), control=(0,))))
+    assert kept_as_evidence(runtime) == [(1, STEP + 3)]
+    executor.obey(hold(2, attempt=2, restore=saved))
+    assert kept_as_evidence(runtime) == [(1, STEP + 3)]

@@ -177,21 +177,19 @@ def test_a_damaged_run_is_held_diagnosed_restored_and_finished_by_directives(mak
         verified = run.ack(AckState.VERIFIED, checkpoint=run.saved(40, 4))
         assert verified.by not in {"", "self"}
         assert all(pod.poll() is None for pod in world.pods)
-        back = run.direct(Action.HOLD, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2)
+        back = run.direct(Action.HOLD, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2, incident="i-2")
         run.ack(AckState.RESTORED, back)
         run.direct(Action.RUN, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2)
         run.ack(AckState.FINISHED, attempt=5)
-        # A state that is held in an incident is kept as evidence, once; one in which the replicas differ was not.
-        for _ in range(2):
-            held = run.direct(
-                Action.HOLD, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2, incident="i-2"
-            )
-            run.ack(AckState.HOLDING, held)
-        suspects = until("evidence", lambda: [m for m in run.manifests() if m.trigger == "Suspect"] or None)
-        assert [(one.attempt, one.step) for one in suspects] == [(5, 40)]
+        # One that a person holds and nobody restores over is held, and no more.
+        held = run.direct(Action.HOLD, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2, incident="i-3")
+        run.ack(AckState.HOLDING, held)
+        until("evidence", lambda: [m for m in run.manifests() if m.trigger == "Suspect"] or None)
         run.direct(Action.FINISH, attempt=5, restore=run.saved(target.step), skip=skip, epoch=2)
         assert world.ended() == [0, 0]
     assert {run.message(node).reason for node in (0, 1)} == {Reason.FINISHED}
+    # A state that an incident puts another one in place of is kept as evidence; one whose replicas differ never is.
+    assert [(one.attempt, one.step) for one in run.manifests() if one.trigger == "Suspect"] == [(4, 40)]
     assert {step: r.scalars["loss"] for step, r in run.records(5).items()} == {
         step: r.scalars["loss"] for step, r in run.records(4).items()
     }
@@ -292,11 +290,15 @@ def test_a_run_that_is_configured_otherwise_says_so_and_blames_no_checkpoint(mak
         run.ack(AckState.FINISHED)
         target = run.saved(10)
     saved_under = run.config
-    for attempt, edit in ((2, {"model": {**saved_under["model"], "width": 64}}), (3, {"schedule": {"warmupSteps": 9}})):
+    wider, slower = {"model": {**saved_under["model"], "width": 64}}, {"schedule": {"warmupSteps": 9}}
+    edits = ((2, wider, "model.width: was 32, is 64"), (3, slower, "schedule.warmupSteps: was 5, is 9"))
+    for attempt, edit, named in edits:
         run.config = {**saved_under, **edit}
         with run.world(attempt, torchrun=True):
             hold = run.direct(Action.HOLD, world=attempt, attempt=attempt, restore=target)
-            assert run.ack(AckState.FAILED, hold).reason == Reason.CONFIG_MISMATCH
+            failed = run.ack(AckState.FAILED, hold)
+            assert failed.reason == Reason.CONFIG_MISMATCH
+            assert named in failed.detail
     run.config = {**saved_under, "telemetry": {**saved_under["telemetry"], "pollSeconds": 0.03}}
     with run.world(4, torchrun=True):
         assert run.ack(AckState.RESTORED, run.direct(Action.HOLD, world=4, attempt=4, restore=target)).step == 10

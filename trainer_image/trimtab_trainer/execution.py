@@ -118,6 +118,8 @@ class DirectiveExecutor:
         if isinstance(instruction, Refusal):
             self._refuse(directive, instruction)
             return not self._holding
+        if instruction.restore is not None and directive.incident is not None:
+            self._keep_suspect(self._scan())
         state.directive = directive
         if instruction.action is Action.STOP:
             raise WorldEnded(Reason.STOPPED)
@@ -193,17 +195,23 @@ class DirectiveExecutor:
             self._say(
                 Statement(AckState.HOLDING, detail=detail, reason=reason, replicas=state.replicas, nonfinite=nonfinite)
             )
-            if directive.incident is not None and nonfinite == () and not state.replicas_differ:
-                self._keep_suspect()
+            # Whoever only holds wants nothing to be put in its place; whoever has it measured soon will.
+            if directive.incident is not None and directive.diagnose is not None:
+                self._keep_suspect(nonfinite)
         if directive.diagnose is not None and state.ready:
             measured = restored if restored is not None and restored.step == state.step else None
             evidence = self._diagnose(directive.diagnose, measured)
             if evidence is not None:
                 self._say(Statement(AckState.DIAGNOSED, checkpoint=measured, evidence=evidence))
 
-    def _keep_suspect(self) -> None:
-        """Once per state: store it in the background, before it is overwritten. Nothing waits for it."""
-        if (key := (self._state.attempt, self._state.step)) not in self._kept:
+    def _keep_suspect(self, nonfinite: tuple[str, ...] | None) -> None:
+        """Once per state that was trained and is sound: store it in the background, before it is overwritten.
+
+        Nothing waits for it.
+        """
+        state, key = self._state, (self._state.attempt, self._state.step)
+        as_restored = state.restored is not None and state.restored.step == state.step
+        if nonfinite == () and not state.replicas_differ and not as_restored and key not in self._kept:
             self._kept.add(key)
             self._runtime.save("Suspect")
 
