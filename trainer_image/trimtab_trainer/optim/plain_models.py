@@ -1,6 +1,7 @@
 """What MuonClip has to know of a plain PyTorch model: which parameters are special, and which make logits."""
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ def parameter_groups(model: nn.Module, *, adamw: tuple[str, ...] = ()) -> tuple[
     modules = [(f"{name}." if name else "", module) for name, module in _modules(model)]
     found = (f"{prefix}weight" for prefix, module in modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
     packed = (
-        (f"{prefix}in_proj_weight", module.embed_dim)
+        (f"{prefix}in_proj_weight", module.out_proj.in_features)
         for prefix, module in modules
         if isinstance(module, nn.MultiheadAttention) and "in_proj_weight" in _own_parameters(module)
     )
@@ -73,14 +74,14 @@ def multihead_attention(name: str, module: nn.MultiheadAttention) -> AttentionHe
     Muon needs the groups of `parameter_groups` for its packed weight, too. The key that `add_bias_kv` appends is scaled
     like every other one.
     """
-    width, own = module.embed_dim, _own_parameters(module)
+    width, own = module.out_proj.in_features, _own_parameters(module)
     packed = [(f"{name}.{kind}", own[kind]) for kind in ("in_proj_weight", "in_proj_bias") if kind in own]
     queries = [(each, parameter[:width]) for each, parameter in packed]
     keys = [(each, parameter[width : 2 * width]) for each, parameter in packed]
     queries += [(f"{name}.{kind}", own[kind]) for kind in ("q_proj_weight",) if kind in own]
     keys += [(f"{name}.{kind}", own[kind]) for kind in ("k_proj_weight",) if kind in own]
     keys += [(f"{name}.{kind}", own[kind].view(-1)) for kind in ("bias_k",) if kind in own]
-    return _attention(queries, keys, module.num_heads, None, normalised=False)
+    return _attention(queries, keys, cast("int", module.num_heads), None, normalised=False)
 
 
 def _attention(
