@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from scripted_world import Killed
+from scripted_acts import Killed
 from trimtab_contract.directives import Directive
 from trimtab_contract.journal import parse_record
 from trimtab_operator.adapters.ports import Bus, Cluster, JournalStore

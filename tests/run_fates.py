@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from played_trainer import Scenario
 from run_checks import check, surviving_windows
+from scripted_operator import play
 from scripted_world import ScriptedRun
 from trimtab_contract.directives import Directive, Reason, decode
 from trimtab_contract.journal import JournalRecord, Phase
@@ -20,6 +21,18 @@ def actions(run: ScriptedRun, *only: str) -> list[str]:
 
 def records(run: ScriptedRun, action: str) -> list[JournalRecord]:
     return [one for one in run.announced if one.action == action and one.phase is not Phase.RESULT]
+
+
+def number_of(scenario: Scenario, action: str, phase: Phase | None = None) -> int:
+    """The number of the act that first writes such a record in a run that nothing interrupts."""
+    numbers: list[int] = []
+
+    def look(run: ScriptedRun, record: JournalRecord) -> None:
+        if (record.action, record.phase) == (action, phase):
+            numbers.append(run.operations - 1)
+
+    play(scenario, on_record=look)
+    return numbers[0]
 
 
 def at(events: dict[int, Callable[[ScriptedRun], None]]) -> Callable[[ScriptedRun], None]:

@@ -6,14 +6,16 @@ records, steps and words came among each other: whoever looks back (`run_checks`
 each of these by itself.
 """
 
+import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
 from played_trainer import PlayedWorld
-from scripted_operator import Playing
+from scripted_operator import TIMER_SECONDS, Playing, ScriptedOperator
 from scripted_world import DIAGNOSIS_TICKS, FINAL_CHECK_TICKS, ScriptedRun, directive_of
 from trimtab_contract.directives import Ack, AckState, Directive, decode
 from trimtab_contract.journal import JournalRecord
@@ -26,6 +28,14 @@ _ORDER = re.compile(rb'"epoch":(\d+),"seq":(\d+)|"order":\[(\d+),(\d+)\]')
 _TRACES = re.compile(
     rb'"20\d\d-[^"]*"|"(?:seq|opened_seq)":\d+|"(?:head|prev)":"[0-9a-f]*"'
     rb'|"(?:progress|time|epoch|issued_at)":[\d.]+|"cursor":"[\d-]+"|up to step \d+'
+)
+_LASTING = itemgetter(
+    *(at for at, name in enumerate(Ack.__struct_fields__) if name not in {"epoch", "seq", "progress", "time"})
+)
+"""The fields of an acknowledgement that are no traces."""
+_HEARD = attrgetter(*(one.name for one in fields(Acks) if one.name != "cursor"))
+_FOLDED = attrgetter(
+    *(one.name for one in fields(RunState) if one.name not in {"owed", "failures", "epoch", "seq", "head"})
 )
 _CHECKPOINT_STATES = {state.value for state in CheckpointState}
 _ORDINAL = tuple[int, int]
@@ -51,8 +61,9 @@ class Past:
     """Which saying a directive is: one that only affirms another one under a new epoch is the same."""
     last: Directive | None = None
     said: Standing = ()
-    texts: tuple[object, bytes, object, bytes] = (None, b"", None, b"")
-    """The fold and the acknowledgements that were last written out, and how."""
+    folds: dict[int, tuple[RunState, Standing]] = field(default_factory=dict[int, tuple[RunState, Standing]])
+    texts: dict[int, tuple[object, bytes]] = field(default_factory=dict[int, tuple[object, bytes]])
+    """Folds and what they hold, written out, by their identity; shared by all runs of a search, as those values are."""
 
     def catch_up(self, run: ScriptedRun) -> None:
         """Take in what has happened since."""
@@ -82,6 +93,14 @@ class Past:
     def saying(self, order: _ORDINAL | None) -> int:
         """The number of the directive with that order, 0 for none."""
         return (self.orders or {}).get(order, 0) if order is not None else 0
+
+    def plain(self, value: object) -> object:
+        """A value of a fold without its traces."""
+        if isinstance(value, int):
+            return value
+        if id(value) not in self.texts:
+            self.texts[id(value)] = (value, _traceless(msgspec.json.encode(value), self))
+        return self.texts[id(value)][1]
 
     @staticmethod
     def _said(ack: Ack, orders: dict[_ORDINAL, int]) -> Standing:
@@ -114,10 +133,12 @@ def standing(playing: Playing, past: Past) -> Standing:
         (past.story, past.ordered, past.history, past.heard),
         len(run.violations),
         len(run.refusals),
-        *_texts(state, process.acks, past),
-        None if journal.state is state else _plain(journal.state, past),
+        _folded(state, past),
+        _heard(process.acks, past),
+        None if journal.state is state else _folded(journal.state, past),
         _seconds_left(state, run),
         (process.opened, journal.epoch == state.epoch, process.read - len(run.acks), process.besides),
+        _timers(process, run),
         None if unsettled is None else (unsettled[0] in run.store.bodies, _traceless(unsettled[1], past)),
         bus and (past.saying(bus.order), state.directive is not None and bus.order == state.directive.order),
         tuple(_world(world, bus, past) for world in run.worlds.values()),
@@ -129,25 +150,40 @@ def standing(playing: Playing, past: Past) -> Standing:
     )
 
 
-def _texts(state: RunState, acks: Acks, past: Past) -> tuple[bytes, bytes]:
-    """The fold, and what was heard; whom people are told of later decides nothing."""
-    known, told, heard, said = past.texts
-    if known is not state:
-        told = _plain(replace(state, owed=(), failures=(), epoch=0, seq=0, head=""), past)
-    if heard is not acks or known is not state:
-        said = _plain(acks, past)
-    past.texts = (state, told, acks, said)
-    return told, said
+def _timers(process: ScriptedOperator, run: ScriptedRun) -> Standing:
+    """What is held of the Lease and known of the anchor, and whether the timers fire in the next turn.
+
+    A Lease that outlasts two more failed renewals is as good as one that outlasts more, for no schedule has a third.
+    An anchor is behind as soon as a record is written, and when the timers fire it is written if it is.
+    """
+    lease, anchors = vars(process.lease), vars(process.anchors)
+    left = math.ceil((lease["_valid_until"] - process.clock.seconds) / TIMER_SECONDS) - 1
+    state, fresh = process.journal.state, run.anchor_object is None
+    held = process.clock.waits, lease["_epoch"] > 0, lease["_held"] is run.lease_object, min(left, 2)
+    tried = state.ended and anchors["_tried"] < process.clock.seconds
+    return held, anchors["_anchored"][0] >= state.seq, tried, fresh, process.phase is state.phase
+
+
+def _folded(state: RunState, past: Past) -> Standing:
+    """The fold; whom people are told of later decides nothing."""
+    known = past.folds.get(id(state))
+    if known is None:
+        known = past.folds[id(state)] = (state, tuple(past.plain(one) for one in _FOLDED(state)))
+    return known[1]
+
+
+def _heard(acks: Acks, past: Past) -> Standing:
+    """What an operator heard."""
+    return tuple(
+        (past.saying((one.epoch, one.seq)), _LASTING(msgspec.structs.astuple(one))) if isinstance(one, Ack) else one
+        for one in _HEARD(acks)
+    )
 
 
 def _seconds_left(state: RunState, run: ScriptedRun) -> float | None:
     if state.incident is None or not state.incident.deadline:
         return None
     return (datetime.fromisoformat(state.incident.deadline) - datetime.fromisoformat(run.clock())).total_seconds()
-
-
-def _plain(value: object, past: Past) -> bytes:
-    return _traceless(msgspec.json.encode(value), past)
 
 
 def _traceless(text: bytes, past: Past) -> bytes:

@@ -7,22 +7,28 @@ each schedule to its end: both must come to the same number of schedules and of 
 """
 
 import gc
+import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import zip_longest
 
 import memory_journal
 import pytest
 import scripted_world
+import structlog
 from played_trainer import Scenario
 from run_standing import Past, Standing, standing
+from scripted_acts import Act
 from scripted_operator import Playing, ScriptedOperator
 from scripted_world import ScriptedRun
 from trimtab_contract import journal as contract
+from trimtab_contract.directives import Ack
 from trimtab_contract.journal import JournalRecord, parse_record, record_hash
 from trimtab_operator import effects, journal, journal_fold
+from trimtab_operator.observation import Acks
 from trimtab_operator.run_state import RunState
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults, WorldObjects
 
@@ -45,7 +51,8 @@ class Violation(AssertionError):
 def folded_once() -> Generator[None]:
     """Each record is read and each journal folded once: a hash says all that came before it, and what is folded.
 
-    The garbage collector rests meanwhile: it would look at every state again and again, and finds nothing.
+    The garbage collector rests meanwhile: it would look at every state again and again, and finds nothing. Nothing is
+    logged, for nobody would read it.
     """
     states: dict[str, RunState] = {}
     parsed, hashed = lru_cache(None)(parse_record), lru_cache(None)(record_hash)
@@ -66,11 +73,14 @@ def folded_once() -> Generator[None]:
             patch.setattr(module, "record_hash", hashed)
         patch.setattr(effects, "world_objects", _made_once(effects.world_objects))
         patch.setattr(contract, "canonical_bytes", _once(contract.canonical_bytes))
-        collects = gc.isenabled()
+        patch.setattr(Acks, "fold", _heard_once(Acks.fold))
+        collects, logs = gc.isenabled(), structlog.get_config()
         gc.disable()
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         try:
             yield
         finally:
+            structlog.configure(**logs)
             if collects:
                 gc.enable()
 
@@ -99,6 +109,67 @@ def _once(canonical_bytes: Callable[[JournalRecord], bytes]) -> Callable[[Journa
     return canonical
 
 
+def _heard_once(fold: Callable[[Acks, str, Ack], Acks]) -> Callable[[Acks, str, Ack], Acks]:
+    """What was heard up to a word: who takes a run over hears all of them again."""
+    known: dict[tuple[int, str, int], tuple[Acks, Ack, Acks]] = {}
+
+    def heard(acks: Acks, entry: str, ack: Ack) -> Acks:
+        key = (id(acks), entry, id(ack))
+        if key not in known:
+            known[key] = (acks, ack, fold(acks, entry, ack))
+        return known[key][2]
+
+    return heard
+
+
+@dataclass
+class _Turn:
+    """A turn of an operator, and how it left what it played at each of its acts."""
+
+    playing: Playing
+    before: Playing
+    interrupted: tuple[Interruption, ...]
+    """The acts of this turn that were interrupted already; what is looked at comes behind them."""
+    found: dict[Interruption, Counts] = field(default_factory=dict[Interruption, Counts])
+    played: set[Interruption] = field(default_factory=set[Interruption])
+    """For what interruptions it was played again from its beginning."""
+    _left: dict[int, ScriptedRun] = field(default_factory=dict[int, ScriptedRun])
+    _failing: dict[int, ScriptedOperator] = field(default_factory=dict[int, ScriptedOperator])
+    _acts: dict[int, Act] = field(default_factory=dict[int, Act])
+
+    @property
+    def first(self) -> int:
+        """The number of its first act that can be interrupted."""
+        return self.interrupted[-1][0] + 1 if self.interrupted else self.before.run.operations
+
+    def take(self, act: Act) -> None:
+        """Keep how an act left the run, and the operator that is to do nothing more in this turn if it failed."""
+        self._acts[act.number] = act
+        self._left[act.number] = self.playing.run.fork()
+        process = self.playing.process
+        if act.ends_turn and not (process.due or process.goes_on):
+            self._failing[act.number] = self.playing.fork().process
+
+    def like(self, number: int, kind: str) -> Interruption:
+        """The first interruption with the same outcome: between two acts of a turn nothing happens outside."""
+        if kind == "before" and number - 1 in self._left:
+            return number - 1, "after"
+        likely = number in self._acts and not (self._acts[number].tells_apart or self.playing.process.goes_on)
+        if kind == "denied" and likely:
+            return number, "after" if self._acts[number].fences else "lost"
+        return number, kind
+
+    def continued(self, number: int, kind: str) -> Playing | None:
+        """The run behind an interrupted act, None where the turn must be played again to know."""
+        if kind == "before" and number == self.first and not self.interrupted:
+            return self.before.died(self.before.run.fork())
+        if kind == "after" and number in self._left:
+            return self.before.died(self._left[number])
+        if kind == "lost" and number in self._failing:
+            return self.before.failed(self._failing[number])
+        return None
+
+
 @dataclass
 class Search:
     """All schedules of a scenario; `verdict` judges each run at its end."""
@@ -110,6 +181,8 @@ class Search:
     alone: tuple[str, ...] = ()
     """Ways in which an act is interrupted in schedules of one interruption only."""
     remembers: bool = True
+    doubts: int = 1
+    """In schedules of up to so many interruptions every turn is played again though it could be continued at an act."""
     stops: bool = True
     """Whether the first violation is raised; else violations are counted."""
     ends: int = 0
@@ -133,7 +206,7 @@ class Search:
                 rest = self._ended(self._holds(schedule, lambda: self.verdict(playing.run)), most)
             if rest is not None:
                 break
-            fine, counts = self._interrupt(playing, past, most, schedule)
+            fine, counts = self._turn(playing, past, most, schedule)
             way.append((key, counts))
             if not fine:
                 rest = self._ended(fine, most)
@@ -144,39 +217,53 @@ class Search:
                 self._known[key] = rest
         return rest
 
-    def _interrupt(
-        self, playing: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]
+    def _turn(
+        self,
+        playing: Playing,
+        past: Past,
+        most: int,
+        schedule: tuple[Interruption, ...],
+        interrupted: tuple[Interruption, ...] = (),
     ) -> tuple[bool, Counts]:
-        """Play a turn: whether it went well, and what follows when one of its acts is interrupted."""
+        """Play a turn, in which acts are `interrupted`: whether it went well, and what follows when another one is."""
+        run = playing.run
         if not most:
+            run.kills = frozenset(interrupted)
             return self._step(playing, schedule), ((0, 0),)
-        before, run = playing.fork(), playing.run
-        first, left = run.operations, dict[int, ScriptedRun]()
-        run.on_act = lambda number: left.update({number: run.fork()})
+        turn = _Turn(playing, playing.fork(), interrupted)
+        run.kills, run.on_act = frozenset(interrupted), turn.take
         fine = self._step(playing, schedule)
-        run.on_act = None
-        # Between two acts of a turn nothing happens outside: to die before one is to have died after the last.
-        counts, died = ((0, 0),) * most, None
-        for number in range(first, run.operations):
+        run.on_act, counts = None, ((0, 0),) * most
+        for number in range(turn.first, run.operations):
             for kind in self.ways if schedule else (*self.ways, *self.alone):
-                interrupted = (*schedule, (number, kind))
                 further = most - 1 if kind in self.ways else 0
-                if kind == "after" and number in left:
-                    found = died = self._explore(before.died(left[number]), replace(past), further, interrupted)
-                elif kind == "before" and died is not None:
-                    found = died
-                else:
-                    found = self._branch(before, past, further, interrupted)
-                counts = _sum(counts, found)
+                counts = _sum(counts, self._follow(turn, past, further, (*schedule, (number, kind))))
         return fine, ((0, 0), *counts)
 
-    def _branch(self, before: Playing, past: Past, most: int, schedule: tuple[Interruption, ...]) -> Counts:
-        """What follows the last interruption of a schedule, in the turn that begins at `before`."""
-        branch = before.fork()
-        branch.run.kills = frozenset(schedule[-1:])
-        if not self._step(branch, schedule):
-            return self._ended(False, most)
-        return self._explore(branch, replace(past), most, schedule)
+    def _follow(self, turn: "_Turn", past: Past, most: int, schedule: tuple[Interruption, ...]) -> Counts:
+        """What follows when the last interruption of a schedule befalls a turn."""
+        if not self.remembers:
+            return self._play_again(turn, past, most, schedule)
+        last = schedule[-1]
+        like = turn.like(*last)
+        if like not in turn.found:
+            branch = turn.continued(*like)
+            if branch is None:
+                turn.played.add(like)
+                turn.found[like] = self._play_again(turn, past, most, (*schedule[:-1], like))
+            else:
+                turn.found[like] = self._explore(branch, copy(past), most, schedule)
+        found, ends = turn.found[like], self.ends
+        if len(schedule) <= self.doubts and last not in turn.played:
+            assert (self._play_again(turn, past, most, schedule), self.ends) == (found, ends), schedule
+        return found
+
+    def _play_again(self, turn: "_Turn", past: Past, most: int, schedule: tuple[Interruption, ...]) -> Counts:
+        """The turn from its beginning, with the last interruption of a schedule, and what follows."""
+        branch = turn.before.fork()
+        fine, counts = self._turn(branch, past, most, schedule, (*turn.interrupted, schedule[-1]))
+        rest = self._explore(branch, copy(past), most, schedule) if fine else self._ended(False, most)
+        return _sum(counts, rest)
 
     def _step(self, playing: Playing, schedule: tuple[Interruption, ...]) -> bool:
         self.turns += 1

@@ -6,13 +6,14 @@ from typing import Any, cast
 from operator_objects import training_job
 from played_trainer import RUN
 from scripted_world import ScriptedRun
-from trimtab_contract.directives import Directive, decode
+from trimtab_contract.directives import Directive
 from trimtab_contract.keys import RunId
 from trimtab_operator.adapters.ports import (
     Bus,
     Cluster,
     Created,
     KubernetesObject,
+    Lease,
     PodView,
     Publication,
     Published,
@@ -27,9 +28,10 @@ JOB = TrainingJobView.of({**_BODY, "metadata": {**_BODY["metadata"], "uid": RUN.
 DEFAULTS = WorkloadDefaults("image", "redis://redis:6379")
 
 
-def surroundings(run: ScriptedRun, state: RunState) -> Surroundings:
+def surroundings(run: ScriptedRun, state: RunState, lease: Lease) -> Surroundings:
     """What an effect needs besides the journal."""
-    return Surroundings(JOB, DEFAULTS, cast("Cluster", ScriptedCluster(run, state)), cast("Bus", ScriptedBus(run)))
+    bus = ScriptedBus(run, lease)
+    return Surroundings(JOB, DEFAULTS, cast("Cluster", ScriptedCluster(run, state)), cast("Bus", bus))
 
 
 class ScriptedCluster:
@@ -67,13 +69,13 @@ class ScriptedCluster:
 class ScriptedBus:
     """The directive, and whether the run has its user."""
 
-    def __init__(self, run: ScriptedRun) -> None:
-        self._run = run
+    def __init__(self, run: ScriptedRun, lease: Lease) -> None:
+        self._run, self._lease = run, lease
 
     async def publish(self, _run: RunId, directive: Directive) -> Published:
-        self._run.publish(directive)
-        assert self._run.bus is not None
-        stored = decode(Directive, self._run.bus).order
+        if not self._lease.valid():
+            self._run.violations.append(f"directive {directive.order} came from an operator whose Lease had run out")
+        stored = self._run.publish(directive)
         written = stored == directive.order
         return Published(Publication.WRITTEN if written else Publication.REFUSED, stored)
 

@@ -15,6 +15,8 @@ import msgspec
 from forks import rebound
 from memory_journal import MemoryJournal
 from played_trainer import RUN, Line, PlayedWorld, Saved, Scenario
+from scripted_acts import Act, Killed
+from scripted_policy import BAD, HEALTHY, latch_of, limits_of, policy_of, settings_of
 from trimtab_contract.directives import (
     Ack,
     AckState,
@@ -26,6 +28,7 @@ from trimtab_contract.directives import (
 )
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_contract.journal import JournalRecord, Phase
+from trimtab_operator.adapters.ports import KubernetesObject
 from trimtab_operator.errors import (
     BusUnavailable,
     ClusterUnavailable,
@@ -33,11 +36,10 @@ from trimtab_operator.errors import (
     Fenced,
     OperatorError,
 )
-from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, Vitals, WithheldStep
+from trimtab_operator.incidents import Latch, Vitals, WithheldStep
 from trimtab_operator.journal_fold import fold
 from trimtab_operator.observation import (
     Acks,
-    Limits,
     MissingMetric,
     NoticeOutcome,
     Observation,
@@ -57,9 +59,6 @@ from trimtab_operator.run_state import (
 )
 from trimtab_trainer.directives import Inbox
 
-POLICY = PolicyIdentity(kind="GuardPolicy", namespace="lab", name="guard", uid="p", generation=1, hash="h1")
-THRESHOLD = 5.0
-HEALTHY, BAD = 2.0, 9.0
 FOR_RECORDS = 3
 DIAGNOSIS_TICKS = 5
 """How long a held world may measure."""
@@ -67,10 +66,6 @@ FINAL_CHECK_TICKS = 4
 """How long a finished run waits for its last checkpoint to be read back."""
 
 _T = TypeVar("_T")
-
-
-class Killed(BaseException):
-    """The operator process is gone, with everything it knew."""
 
 
 class ScriptedRun:
@@ -82,6 +77,11 @@ class ScriptedRun:
         self.bus: bytes | None = None
         self.made: set[tuple[str, str]] = set()
         """The objects that worlds need, by kind and name, and the Redis user."""
+        self.lease_object: KubernetesObject | None = None
+        self.anchor_object: KubernetesObject | None = None
+        self.anchored = 0
+        """The newest record that an anchor ever knew."""
+        self.versions = 0
         self.worlds: dict[int, PlayedWorld] = {}
         self.saved: dict[str, Saved] = {}
         self.acks: list[Ack] = []
@@ -101,7 +101,9 @@ class ScriptedRun:
         self.notices: tuple[NoticeOutcome, ...] = ()
         self.on_record: Callable[[JournalRecord], None] = lambda _record: None
         self.operations = 0
-        self.on_act: Callable[[int], None] | None = None
+        self.effects: list[int] = []
+        """The numbers of the acts that the trainer or its pods feel."""
+        self.on_act: Callable[[Act], None] | None = None
         """Told of every act as soon as it is done."""
         self.kills: frozenset[tuple[int, str]] = frozenset()
         self.opened_at: int | None = None
@@ -130,12 +132,21 @@ class ScriptedRun:
         }
         return run
 
-    def operation(self, act: Callable[[], _T], *, away: type[OperatorError], denied: type[OperatorError]) -> _T:
+    def operation(
+        self,
+        act: Callable[[], _T],
+        *,
+        away: type[OperatorError],
+        denied: type[OperatorError],
+        ends_turn: bool = True,
+        tells_apart: bool = False,
+    ) -> _T:
         """One append or one write of an effect, and the ways in which it can go wrong.
 
         before, after: the process dies around it. lost: it is done, and no reply comes. undone: it is not done, and
         that is what the reply says. denied: it is done, and the reply says that it was refused. frozen: the process
         freezes with the act under way, which is done when it wakes; until then another one may have taken its place.
+        forgotten: it is not done, and the reply says that it is, which only Redis and the pods may do.
         """
         number = self.operations
         self.operations += 1
@@ -148,7 +159,7 @@ class ScriptedRun:
             raise away("it was not done")
         result = act()
         if self.on_act is not None:
-            self.on_act(number)
+            self.on_act(Act(number, ends_turn, issubclass(denied, Fenced), tells_apart))
         if (number, "after") in self.kills:
             raise Killed
         if (number, "lost") in self.kills:
@@ -156,6 +167,12 @@ class ScriptedRun:
         if (number, "denied") in self.kills:
             raise denied("it was refused")
         return result
+
+    def _keeps(self) -> bool:
+        """Whether what this act says is done is done."""
+        number = self.operations - 1
+        self.effects.append(number)
+        return (number, "forgotten") not in self.kills
 
     def refuses(self, away: type[OperatorError]) -> bool:
         """Whether what answers with this error when it is away is away now."""
@@ -167,15 +184,19 @@ class ScriptedRun:
 
     # What the operator's effects do -----------------------------------------------------------------------------------
 
-    def publish(self, directive: Directive) -> None:
-        def write() -> None:
+    def publish(self, directive: Directive) -> tuple[int, int]:
+        """The order of the directive that is in force now."""
+
+        def write() -> tuple[int, int]:
             wire = encode(directive)
             if wire not in self.intended:
                 self.violations.append(f"directive {directive.order} was published without an earlier intent")
-            if self.bus is None or decode(Directive, self.bus).order < directive.order:
+            stored = decode(Directive, self.bus).order if self.bus is not None else (0, 0)
+            if stored < directive.order and self._keeps():
                 self.bus = wire
+            return max(stored, directive.order)
 
-        self.operation(write, away=BusUnavailable, denied=Fenced)
+        return self.operation(write, away=BusUnavailable, denied=Fenced)
 
     def create_job(self, world: int, attempt: int) -> None:
         def write() -> None:
@@ -188,13 +209,14 @@ class ScriptedRun:
                 self.violations.append(f"world {world} was created without an earlier intent")
             if any(one.alive or one.ending for one in self.worlds.values()):
                 self.violations.append(f"world {world} was created while another one lives")
-            self.worlds[world] = PlayedWorld(self, world, attempt, Inbox(world))
+            if self._keeps():
+                self.worlds[world] = PlayedWorld(self, world, attempt, Inbox(world))
 
         self.operation(write, away=ClusterUnavailable, denied=Conflict)
 
     def end_pods(self, world: int) -> None:
         def write() -> None:
-            self.worlds[world].told = True
+            self.worlds[world].told = self.worlds[world].told or self._keeps()
 
         self.operation(write, away=ClusterUnavailable, denied=Conflict)
 
@@ -272,6 +294,9 @@ class ScriptedRun:
             self.intended.add(encode(directive_of(wire)))
         if record.action == JournalAction.INCIDENT_OPENED and self.opened_at is None:
             self.opened_at = self.operations - 1
+        ends = record.action in {JournalAction.INCIDENT_CLOSED, JournalAction.COMPLETED}
+        if ends and record.phase is not Phase.RESULT and self.anchored != record.seq - 1:
+            self.violations.append(f"{record.action} was written before all that led to it was anchored")
         answers = self.scenario.answers[len(self.requests) :]
         if answers and answers[0][0] == record.action and record.phase is not Phase.RESULT:
             _, action, *wishes = answers[0]
@@ -310,24 +335,18 @@ class ScriptedRun:
     def observe(self, state: RunState, acks: Acks, pods: Pods) -> Observation:
         """What an operator sees; it looked at the pods earlier."""
         judged, firing = self._judge(state)
-        unknown = [reference for reference in acks.saved if state.checkpoint(reference.key) is None]
+        known = {one.reference.key for one in state.checkpoints}
+        unknown = [reference for reference in acks.saved if reference.key not in known]
         world = self.worlds.get(state.world.number) if state.world else None
         if world is not None and world.message is not None and world.message.saved is not None:
             told = world.message.saved
-            if state.checkpoint(told.key) is None and told not in unknown:
+            if told.key not in known and told not in unknown:
                 unknown.append(told)
-        guard = msgspec.structs.replace(POLICY, generation=self.policy_generation, hash=f"h{self.policy_generation}")
+        guard = policy_of(self.policy_generation)
         return Observation(
             job=RUN.name,
             now=self.clock(),
-            limits=Limits(
-                max_rollbacks=self.scenario.max_rollbacks,
-                max_restarts=self.scenario.max_restarts,
-                window_seconds=86400,
-                certify_steps=self.scenario.certify,
-                generation=self.generation,
-                suspend=self.suspend,
-            ),
+            limits=limits_of(self.scenario, self.generation, self.suspend),
             acks=acks,
             pods=pods,
             hung="no progress" if world is not None and world.stalled >= 5 else "",
@@ -346,7 +365,7 @@ class ScriptedRun:
             hold_on_nonfinite=self.scenario.holds_on_nonfinite,
             final_check_over=acks.finished is not None and self.ticks - acks.finished.time >= FINAL_CHECK_TICKS,
             requests=tuple(self.requests),
-            remediation=self._settings(),
+            remediation=settings_of(self.scenario),
             last_step=self.scenario.steps,
             automation_held=self.automation,
             notices=self.notices,
@@ -404,37 +423,8 @@ class ScriptedRun:
         return self._latch(rule, metric, attempt, step, step)
 
     def _latch(self, rule: str, metric: str, attempt: int, first: int, fired: int) -> Latch:
-        on_loss = metric == "loss"
-        return Latch(
-            policy=POLICY,
-            rule=rule,
-            metric=metric,
-            action=self.scenario.action,
-            observed=BAD,
-            threshold=THRESHOLD if on_loss else 0.0,
-            sigma=4.0 if on_loss else None,
-            control_limit=THRESHOLD,
-            message=f"{metric} is above its limit",
-            attempt=attempt,
-            first_bad_step=first,
-            fired_step=fired,
-            flagged=(self.records[attempt, first].window, self.records[attempt, fired].window),
-            remediation=self._settings(),
-            rule_text={},
-            healthy=self.scenario.healthy,
-        )
-
-    def _settings(self) -> RemediationSettings:
-        return RemediationSettings(
-            margin=self.scenario.margin,
-            before=self.scenario.before,
-            after=2,
-            probe=16,
-            probation_steps=self.scenario.probation,
-            margin_factor=self.scenario.margin_factor,
-            learning_rate=self.scenario.override,
-            approval_seconds=self.scenario.approval,
-        )
+        flagged = (self.records[attempt, first].window, self.records[attempt, fired].window)
+        return latch_of(self.scenario, rule, metric, (attempt, first, fired), flagged)
 
     def _probe(self, state: RunState, acks: Acks) -> ProbeEvidence | None:
         diagnosed, incident = acks.diagnosed, state.incident

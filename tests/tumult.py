@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 from forks import rebound
 from played_trainer import PlayedWorld, Scenario
-from scripted_operator import ScriptedOperator, now
-from scripted_world import Killed, ScriptedRun
+from scripted_acts import Killed
+from scripted_operator import TIMER_SECONDS, ScriptedOperator, now
+from scripted_world import ScriptedRun
 from trimtab_contract.directives import AckState, Reason
 from trimtab_operator.commands import Draft
 from trimtab_operator.errors import BusUnavailable, ClusterUnavailable, Fenced, OperatorError, StoreUnavailable
@@ -39,10 +40,8 @@ class BadDay(ScriptedRun):
         self.republish_at: set[int] = set()
         self.policy_gone = False
         self.job_gone = False
-        self.lease = 0
-        """How often the Lease changed hands since somebody made it, which is all that it knows of earlier leaders."""
-        self.term = 0
-        """How often it changed hands or was deleted at all."""
+        self.asleep_until = 0
+        self.withdrawn: set[str] = set()
         self._shown: dict[int, Pods] = {}
 
     def clock(self) -> str:
@@ -70,17 +69,12 @@ class BadDay(ScriptedRun):
     def observe(self, state: RunState, acks: Acks, pods: Pods) -> Observation:
         """A policy that is gone judges on as it was accepted last; without any, the run waits for one."""
         seen = super().observe(state, acks, pods)
+        seen = replace(seen, requests=tuple(one for one in seen.requests if one.uid not in self.withdrawn))
         if not self.policy_gone:
             return seen
         if not state.guards or seen.guard is None:
             return replace(seen, guard=None, blocked=("GuardPolicy lab/guard does not exist",))
         return replace(seen, guard=msgspec.structs.replace(seen.guard, policies=state.guards[-1].policies))
-
-    def take_lease(self) -> tuple[int, int]:
-        """Another operator leads: the epoch that the Lease tells it, and its term."""
-        self.lease += 1
-        self.term += 1
-        return self.lease, self.term
 
     def end_pods(self, world: int) -> None:
         """From here on a read shows that they end."""
@@ -150,8 +144,29 @@ class BadDay(ScriptedRun):
         self.policy_gone, self.policy_generation = False, self.policy_generation + 1
 
     def delete_lease(self, _chance: Random) -> None:
-        """A person deletes the Lease: who led ends, and the next one finds none."""
-        self.lease, self.term = 0, self.term + 1
+        """A person deletes the Lease: who leads ends with its next renewal, and the next one finds none."""
+        self.lease_object = None
+
+    def delete_anchor(self, _chance: Random) -> None:
+        """A person deletes the JournalAnchor."""
+        self.anchor_object = None
+
+    def delete_requests(self, _chance: Random) -> None:
+        """A person deletes the RunRequests that were answered."""
+        self.withdrawn.update(one.uid for one in self.state.requests)
+
+    def delete_objects(self, _chance: Random) -> None:
+        """A person deletes the Secret, the ConfigMaps and the Services of the run."""
+        self.made = {one for one in self.made if one[0] == "user"}
+
+    def fall_asleep(self, chance: Random) -> None:
+        """The machine of whoever leads is suspended for a while; its clock goes on."""
+        self.asleep_until = self.ticks + chance.randint(1, 9)
+
+    def forget(self, _chance: Random) -> None:
+        """Redis comes back empty: no directive, no user."""
+        self.bus = None
+        self.made.discard(("user", ""))
 
     def delete_run(self, _chance: Random) -> None:
         """A person deletes the TrainingJob: the garbage collector ends its pods."""
@@ -175,8 +190,8 @@ class BadDay(ScriptedRun):
 Event = Callable[[BadDay, Random], None]
 UNHEARD: tuple[Event, ...] = (BadDay.repeat_word, BadDay.lose_word)
 CLOCKS: tuple[Event, ...] = (BadDay.set_clock,)
-OUTAGES: tuple[Event, ...] = (BadDay.go_away,)
-LEASES: tuple[Event, ...] = (BadDay.delete_lease,)
+OUTAGES: tuple[Event, ...] = (BadDay.go_away, BadDay.forget)
+LEASES: tuple[Event, ...] = (BadDay.delete_lease, BadDay.fall_asleep)
 LATE: tuple[Event, ...] = (BadDay.read_late, BadDay.delete_job)
 PEOPLE: tuple[Event, ...] = (
     BadDay.edit_job,
@@ -185,25 +200,35 @@ PEOPLE: tuple[Event, ...] = (
     BadDay.make_policy,
     BadDay.toggle_suspend,
     BadDay.delete_job,
+    BadDay.delete_anchor,
+    BadDay.delete_requests,
+    BadDay.delete_objects,
 )
 
 
-class LeasedOperator(ScriptedOperator):
-    """Leads as long as the Lease is its own, and writes the last record of a run whose TrainingJob is gone."""
+class EndingOperator(ScriptedOperator):
+    """Writes the last record of a run whose TrainingJob is gone."""
 
     def __init__(self, run: ScriptedRun) -> None:
         super().__init__(run)
         assert isinstance(run, BadDay)
         self._day = run
-        self.lease_epoch, self._term = run.take_lease()
+        self._end_written = False
 
     def turn(self) -> None:
         """See `ScriptedOperator.turn`."""
-        if self._day.term != self._term:
-            message = "the Lease was deleted by somebody"
-            raise Fenced(message)
-        if self.opened or not self._ended:  # who finds a run with its last record does not even take it over
+        if self._day.ticks < self._day.asleep_until:
+            self.clock.seconds += TIMER_SECONDS
+        else:
             super().turn()
+
+    def open(self) -> None:
+        """See `ScriptedOperator.open`; who finds a run with its last record does not even take it over."""
+        if self.opened or not self._ended:
+            super().open()
+            return
+        now(self.journal.read_vouched(now(self.anchors.vouchers())))
+        now(self.anchors.write(self.journal.state, ended=True))
 
     @property
     def _ended(self) -> bool:
@@ -215,10 +240,15 @@ class LeasedOperator(ScriptedOperator):
         if not self._day.job_gone:
             super().lead()
             return
-        self.settle()
-        if not self._ended:
+        if not self.opened:
+            return
+        settled = now(self.journal.settle())
+        self._end_written |= settled is not None and settled.action == JournalAction.RUN_ENDED
+        if not self._end_written:
             identity = f"run/{JournalAction.RUN_ENDED}"
             now(self.journal.append(Draft(action=JournalAction.RUN_ENDED, id=identity, outcome="Deleted")))
+            self._end_written = True
+        now(self.anchors.write(self.journal.state, ended=True))
 
 
 def happening(events: tuple[Event, ...], chance: Random, most: int = 6) -> Callable[[ScriptedRun], None]:
@@ -237,12 +267,19 @@ def happening(events: tuple[Event, ...], chance: Random, most: int = 6) -> Calla
 
 
 class FrozenLeader:
-    """A leader freezes with an act under way; another one takes over; the first wakes and goes on as if nothing was."""
+    """A leader freezes with an act under way; another one takes over; the first wakes and goes on as if nothing was.
 
-    def __init__(self, run: ScriptedRun, operator: Callable[[ScriptedRun], ScriptedOperator]) -> None:
+    `forgets`: then Redis is emptied, so that nothing there is above what the first would publish next.
+    """
+
+    def __init__(
+        self, run: ScriptedRun, operator: Callable[[ScriptedRun], ScriptedOperator], *, forgets: bool = False
+    ) -> None:
         self.run, self.leader, self._operator = run, operator(run), operator
+        self._forgets = forgets
         self._old: ScriptedOperator | None = None
         self._wakes_at = -1
+        self._sleeps = 0
         self._quiet = 0
 
     @property
@@ -264,9 +301,10 @@ class FrozenLeader:
             self.leader.turn()
         except Killed:
             self._old, self._wakes_at, self.leader = self.leader, run.ticks + sleeps, self._operator(run)
+            self._sleeps = sleeps
             self.leader.turn()
         if self._old is not None and run.ticks >= self._wakes_at:
-            self._old = _wake(run, self._old)
+            self._old = _wake(run, self._old, self._sleeps, forgets=self._forgets)
         run.tick()
         same = before == (len(run.store.bodies), len(run.records), len(run.acks))
         self._quiet = self._quiet + 1 if same and (self._old is None or self._wakes_at < run.ticks) else 0
@@ -276,12 +314,14 @@ def with_a_frozen_leader(
     scenario: Scenario,
     sleeps: tuple[int, ...],
     operator: Callable[[ScriptedRun], ScriptedOperator] = ScriptedOperator,
+    *,
+    forgets: bool = False,
 ) -> Iterator[tuple[int, int, ScriptedRun]]:
     """For every act and each sleep the run whose leader freezes in it: (number of the act, ticks, the run at its end).
 
-    What comes before the act is played once.
+    What comes before the act is played once. Who sleeps five ticks or more finds that its Lease has run out.
     """
-    playing = FrozenLeader(ScriptedRun(scenario), operator)
+    playing = FrozenLeader(ScriptedRun(scenario), operator, forgets=forgets)
     while not playing.over:
         before, first = playing.fork(), playing.run.operations
         playing.step()
@@ -294,16 +334,26 @@ def with_a_frozen_leader(
             yield number, ticks, frozen.run
 
 
-def _wake(run: ScriptedRun, old: ScriptedOperator) -> ScriptedOperator | None:
-    """The old leader does what it was about to do, and then its turns, until it learns that it leads no more."""
+def _wake(run: ScriptedRun, old: ScriptedOperator, slept: int, *, forgets: bool) -> ScriptedOperator | None:
+    """The old leader does what it was about to do, and then its turns, until it learns that it leads no more.
+
+    Its own clock went on while it slept, by the time between two renewals a tick.
+    """
+    old.clock.seconds += slept * TIMER_SECONDS
     while run.under_way:
         run.under_way.pop()()
+    run.bus = None if forgets else run.bus
     if not old.opened:
         return None  # it would take the run over again, and has no Lease to do it under
+    written, expired = (len(run.store.bodies), run.bus, run.anchor_object), not old.lease.valid()
     try:
         old.turn()
+        old.renew()
     except Fenced:
         return None
+    finally:
+        if expired and written != (len(run.store.bodies), run.bus, run.anchor_object):
+            run.violations.append("an old leader whose Lease had run out wrote something")
     return old
 
 

@@ -27,7 +27,7 @@ class ForgetsTheSkipOnRetry(ScriptedOperator):
     @property
     def besides(self) -> tuple[object, ...]:
         """Whether another one led before."""
-        return (self.journal.state.epoch > 1,)
+        return (self.lease.epoch > 1,)
 
     def perform(self, effect: PendingEffect) -> None:
         state = self.journal.state
@@ -50,6 +50,8 @@ class SettlesAfterDeciding(ScriptedOperator):
 
 class ReportsDoneWhatFailed(ScriptedOperator):
     """Takes an effect that failed for one that was done."""
+
+    goes_on = True
 
     def perform(self, effect: PendingEffect) -> None:
         try:

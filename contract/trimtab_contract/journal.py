@@ -17,6 +17,7 @@ import msgspec
 from trimtab_contract.errors import UNREADABLE, MalformedJournal
 
 GENESIS = "0" * 64
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 class Phase(StrEnum):
@@ -91,14 +92,10 @@ def canonical_bytes(record: JournalRecord) -> bytes:
     """Canonical JSON: sorted keys, no spaces, UTF-8, no NaN."""
     built = msgspec.to_builtins(record, str_keys=True)
     try:
-        text = _dumped(built)
+        text = _CANONICAL.encode(built)
     except ValueError:  # a number that JSON does not know: so rare that nothing is looked through for it before
-        text = _dumped(_plain(built))
+        text = _CANONICAL.encode(_plain(built))
     return text.encode()
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def record_hash(body: bytes) -> str:

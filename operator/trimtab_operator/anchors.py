@@ -5,6 +5,8 @@ word that an incident or the run is over.
 """
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import structlog
 from trimtab_contract.anchors import Anchor, anchor_name
@@ -37,13 +39,20 @@ log = structlog.stdlib.get_logger(__name__)
 class AnchorKeeper:
     """One run's anchor. `problem` says why the head could not be anchored at the last try; empty when it was."""
 
-    def __init__(self, cluster: Cluster, run: RunId, signer: AnchorSigner | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        run: RunId,
+        signer: AnchorSigner | None,
+        timeout: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
+    ) -> None:
         self.problem = ""
         self.lost = False
         """The namespace is gone, and so is every anchor in it."""
         self._cluster = cluster
         self._run = run
         self._signer = signer
+        self._timeout = timeout
         self._anchored = (0, False)
         self._behind_since: float | None = None
         self._tried = float("-inf")
@@ -106,7 +115,7 @@ class AnchorKeeper:
             return True
         anchor = Anchor(run=str(self._run), seq=state.seq, hash=state.head, ended=ended)
         try:
-            async with asyncio.timeout(WRITE_SECONDS):
+            async with self._timeout(WRITE_SECONDS):
                 await self._store(self._signer.sign(anchor) if self._signer else anchor)
         except JournalBroken:
             raise

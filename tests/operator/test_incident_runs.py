@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from played_trainer import Scenario
 from run_checks import check, surviving_windows
-from run_fates import DAMAGED, SKIPPED, actions, crash, finished_healthy, last_directive, records
+from run_fates import DAMAGED, SKIPPED, actions, crash, finished_healthy, last_directive, number_of, records
 from scripted_operator import play
 from scripted_world import ScriptedRun
 from trimtab_contract.directives import Reason
+from trimtab_contract.journal import Phase
 from trimtab_operator.incidents import Finding
 from trimtab_operator.run_state import CheckpointState, RunPhase
 
@@ -192,7 +193,8 @@ def test_what_fired_while_nobody_looked_is_dealt_with_before_the_next_world() ->
         if run.world.number == 1 and run.world.step == 30:
             crash(run)
 
-    run = play(replace(DAMAGED, downtime=45), kills=[(8, "after")], on_tick=fate)
+    started = number_of(DAMAGED, "StartWorld", Phase.RESULT)
+    run = play(replace(DAMAGED, downtime=45), kills=[(started, "before")], on_tick=fate)
     check(run)
     (incident,) = run.state.closed
     assert incident.latch.attempt == 1

@@ -25,8 +25,8 @@ from tumult import (
     PEOPLE,
     UNHEARD,
     BadDay,
+    EndingOperator,
     Event,
-    LeasedOperator,
     happening,
     patient,
     with_a_frozen_leader,
@@ -83,7 +83,7 @@ def schedules(events: tuple[Event, ...], name: str, kind: str) -> list[ScriptedR
                 SCENARIOS[name],
                 kills=kills,
                 on_tick=happens,
-                operator=LeasedOperator,
+                operator=EndingOperator,
                 world=BadDay,
                 at_least=72,
                 ticks=400,
@@ -122,14 +122,28 @@ def test_a_run_that_is_deleted_at_any_moment_ends_with_one_last_record(name: str
 
         kills = [(chance.randrange(60), chance.choice(("before", "after", "lost", "denied", "undone")))]
         with folded_once():
-            run = play(SCENARIOS[name], kills=kills, on_tick=happen, operator=LeasedOperator, world=BadDay, at_least=72)
+            run = play(SCENARIOS[name], kills=kills, on_tick=happen, operator=EndingOperator, world=BadDay, at_least=72)
         check(run, refuses=bool(run.refusals))
         epochs_rise(run)
         ends = [one for one in run.announced if one.action == JournalAction.RUN_ENDED]
         assert [one.seq for one in ends] == [run.announced[-1].seq], kills
+        assert run.anchor_object is not None
+        assert run.anchor_object["spec"]["ended"]
+        assert run.anchored == ends[0].seq
         assert not run.living
         count += 1
     print(f"{name}: {count} schedules of a deleted run, drawn with seed {SEED}")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_was_reported_as_done_and_was_not_is_done_in_the_end(name: str) -> None:
+    undisturbed = play(SCENARIOS[name])
+    for number in undisturbed.effects:
+        run = play(SCENARIOS[name], kills=[(number, "forgotten")])
+        ends_well(run)
+        if len(run.worlds) == len(undisturbed.worlds):  # a Job that is not there is a world that was lost
+            assert (story(run), decisions(run)) == (story(undisturbed), decisions(undisturbed))
+    print(f"{name}: {len(undisturbed.effects)} schedules of an effect that is reported and not done")
 
 
 @pytest.mark.parametrize("name", ["damaged", "target-fails", "approved"])
@@ -137,11 +151,23 @@ def test_an_old_leader_that_wakes_anywhere_changes_nothing(name: str) -> None:
     undisturbed = play(SCENARIOS[name])
     count = 0
     with folded_once():
-        for number, sleeps, run in with_a_frozen_leader(SCENARIOS[name], (0, 1, 7)):
+        for number, sleeps, run in with_a_frozen_leader(SCENARIOS[name], (0, 1, 3, 7)):
             ends_well(run)
             assert (story(run), decisions(run)) == (story(undisturbed), decisions(undisturbed)), (number, sleeps)
             count += 1
     print(f"{name}: {count} schedules of a frozen leader that wakes")
+
+
+@pytest.mark.parametrize("name", ["damaged", "transient"])
+def test_an_old_leader_whose_lease_ran_out_publishes_nothing_even_where_redis_forgot_all(name: str) -> None:
+    undisturbed = play(SCENARIOS[name])
+    count = 0
+    with folded_once():
+        for number, sleeps, run in with_a_frozen_leader(SCENARIOS[name], (5, 9), forgets=True):
+            ends_well(run)
+            assert (story(run), decisions(run)) == (story(undisturbed), decisions(undisturbed)), (number, sleeps)
+            count += 1
+    print(f"{name}: {count} schedules of a leader that wakes behind its Lease, and of an emptied Redis")
 
 
 # The checker itself --------------------------------------------------------------------------------------------------
@@ -175,6 +201,20 @@ class WritesOverTheDirective(ScriptedOperator):
         super().perform(effect)
         self.first = self.first or self.run.bus
         self.run.bus = self.first
+
+
+class LeadsForEver(ScriptedOperator):
+    """Looks once whether the Lease is its own."""
+
+    def leads(self) -> bool:
+        return super().leads() or not self.clock.waits
+
+
+def test_an_operator_that_leads_behind_its_lease_is_caught() -> None:
+    with folded_once():
+        runs = [run for *_, run in with_a_frozen_leader(SCENARIOS["damaged"], (9,), LeadsForEver, forgets=True)]
+    caught = [run for run in runs if any("had run out" in violation for violation in run.violations)]
+    assert len(caught) > len(runs) / 4
 
 
 def test_an_operator_that_starts_a_world_beside_the_old_one_is_caught() -> None:
