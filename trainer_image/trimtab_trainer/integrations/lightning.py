@@ -71,7 +71,7 @@ class SessionCallback(Callback):
 
         def evaluate(tokens: Tensor, targets: Tensor) -> Tensor:
             device = pl_module.device
-            with trainer.precision_plugin.forward_context():
+            with trainer.precision_plugin.forward_context():  # pyright: ignore[reportUnknownMemberType] partly untyped
                 return cast("Evaluating", pl_module).evaluation_loss(tokens.to(device), targets.to(device))
 
         configs = trainer.lr_scheduler_configs
