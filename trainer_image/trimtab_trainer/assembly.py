@@ -27,6 +27,7 @@ from trimtab_trainer.errors import BadConfig, StoreRefused, StoreUnavailable
 from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee
+from trimtab_trainer.memory import for_building, saying_what_to_lower
 from trimtab_trainer.optim import routing_table
 from trimtab_trainer.runtime import Fingerprints, Runtime, Spokesman
 from trimtab_trainer.telemetry import Outbox, Reporter, Vitals
@@ -90,9 +91,10 @@ def lay_foundation(environment: Environment, config: TrainerConfig, config_sha25
 
 
 def _trainee(config: TrainerConfig) -> Trainee:
-    """Model and optimizer; raises InvalidFields where the optimizer's settings do not fit this model."""
+    """Model and optimizer; raises InvalidFields where the optimizer's settings do not fit this model, OutOfMemory."""
     try:
-        return Trainee(config)
+        with saying_what_to_lower(for_building(config)):
+            return Trainee(config)
     except InvalidFields as error:
         raise InvalidFields(f"optimizer: {problem}" for problem in error.problems) from error
 

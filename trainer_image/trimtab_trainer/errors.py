@@ -9,6 +9,7 @@ TrainerError
 │   └── ObjectMissing     there is no such object
 ├── SaveBroken            a checkpoint's shards could not be written on this machine
 ├── RestoreFailed         a checkpoint cannot be restored; the live state is untouched
+├── OutOfMemory           memory was asked for and refused; the message says what to lower
 ├── BusUnavailable        Redis does not answer or refuses this run's user: records wait
 ├── PeerLost              another rank does not answer: nothing that needs all ranks can be done any more
 └── WorldEnded            the world ends here, for a reason of the contract
@@ -69,6 +70,10 @@ class RestoreFailed(TrainerError):
         self.object_name = object_name
         self.detail = detail
         super().__init__(f"{reason}: {object_name}: {detail}")
+
+
+class OutOfMemory(TrainerError):
+    """Memory was asked for and refused; the message says which settings make the run need less."""
 
 
 class BusUnavailable(TrainerError):

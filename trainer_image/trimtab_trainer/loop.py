@@ -21,6 +21,7 @@ from trimtab_trainer.data.packing import documents_of, targets_of
 from trimtab_trainer.exact_steps import ExactSteps
 from trimtab_trainer.expert_metrics import expert_metrics
 from trimtab_trainer.health_metrics import HealthMetrics
+from trimtab_trainer.memory import for_training, saying_what_to_lower
 from trimtab_trainer.mixed_precision import LossScaler, computing_in
 from trimtab_trainer.model import ModelOutput, Transformer
 from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
@@ -117,7 +118,12 @@ class Trainee:
 
 
 def train(session: Session, trainee: Trainee, world: World) -> None:
-    """Train until the session ends the world, which it does by raising WorldEnded."""
+    """Train until the session ends the world, which it does by raising WorldEnded; raises OutOfMemory with advice."""
+    with saying_what_to_lower(for_training(trainee.config, world.size)):
+        _train(session, trainee, world)
+
+
+def _train(session: Session, trainee: Trainee, world: World) -> None:
     config, model, optimizer, scaler = trainee.config, trainee.model, trainee.optimizer, trainee.scaler
     gradients, parameters = trainee.gradients(world), trainee.named_parameters()
     model.train()
