@@ -23,6 +23,7 @@ PARTS = (
     "max_logits",
     "compute",
     "optimizer",
+    "divided_updates",
 )
 """In the order of the report."""
 

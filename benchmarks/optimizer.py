@@ -84,14 +84,19 @@ def logits(hot: int) -> Tensor:
     return values.view(LAYERS, HEADS)
 
 
-def updates(count: int) -> tuple[Figure, ...]:
-    """Whole updates, and the parts of one that are MuonClip's own."""
+def random_gradients() -> dict[str, Tensor]:
+    """A gradient for every matrix."""
     generator = torch.Generator().manual_seed(1)
-    gradients = {
+    return {
         f"layers.{layer}.{name}": torch.randn(shape, generator=generator)
         for layer in range(LAYERS)
         for name, shape in SHAPES.items()
     }
+
+
+def updates(count: int) -> tuple[Figure, ...]:
+    """Whole updates, and the parts of one that are MuonClip's own."""
+    gradients = random_gradients()
     pytorch = Matrices.with_gradients(gradients).pytorch()
     matrices = Matrices.with_gradients(gradients)
     plain = matrices.muon_clip(gram=False)
