@@ -6,15 +6,17 @@ wakes meets nothing but the journal's epochs, the directive's order and the name
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from interrupted_ports import Interrupter
 from staged_run import StagedRun
 from trimtab_operator.adapters.api_server import ApiServer, Resource
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.lease import LeaderLease
+from trimtab_operator.adapters.ports import Cluster, Created, Kind, KubernetesObject
 from trimtab_operator.errors import Fenced, NotFound
 from trimtab_operator.reconciler import Ports
 from trimtab_operator.run_state import JournalAction
@@ -36,6 +38,31 @@ class Clock:
         """Seconds."""
         self.now += 1000.0 if self.runs else 0.0
         return self.now
+
+
+class Witness:
+    """A cluster that tells the run which records its journal's anchor was told of."""
+
+    def __init__(self, cluster: Cluster, run: StagedRun) -> None:
+        self._cluster, self._run = cluster, run
+
+    def __getattr__(self, name: str) -> Any:
+        """All else as it is."""
+        return getattr(self._cluster, name)
+
+    async def create(self, body: KubernetesObject) -> Created:
+        """The object, which may be the anchor."""
+        made = await self._cluster.create(body)
+        if body["kind"] == Kind.JOURNAL_ANCHOR.value:
+            self._run.anchored_heads.add(body["spec"]["seq"])
+        return made
+
+    async def patch_spec(self, kind: Kind, namespace: str, name: str, spec: Mapping[str, Any], version: str) -> str:
+        """A change of what may be the anchor."""
+        patched = await self._cluster.patch_spec(kind, namespace, name, spec, version)
+        if kind is Kind.JOURNAL_ANCHOR:
+            self._run.anchored_heads.add(spec["seq"])
+        return patched
 
 
 @dataclass
@@ -66,7 +93,8 @@ class Leaders:
         await lease.acquire()
         clock.runs = False
         await lease.renew()
-        cluster, bus, journal = self.interrupter.ports(self.ports.cluster, self.ports.bus, self.ports.journal)
+        witness = cast("Cluster", Witness(self.ports.cluster, self.run))
+        cluster, bus, journal = self.interrupter.ports(witness, self.ports.bus, self.ports.journal)
         self.interrupter.dead = False
         self.leader = Supervisor(replace(self.ports, cluster=cluster, bus=bus, journal=journal, lease=lease))
         self.terms += 1

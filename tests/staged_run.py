@@ -29,7 +29,7 @@ from trimtab_contract.checkpoints import (
 )
 from trimtab_contract.directives import ACK_FIELD, Ack, AckState, CheckpointReference, EvidenceReference, encode
 from trimtab_contract.evidence import encode_probe
-from trimtab_contract.journal import parse_record, record_hash
+from trimtab_contract.journal import JournalRecord, parse_record, record_hash
 from trimtab_contract.keys import (
     ack_stream,
     checkpoint_prefix,
@@ -138,6 +138,8 @@ class StagedRun(JudgedRun):
         self._pods: dict[int, KubernetesObject] = {}
         self._objects = stage.store.client()
         self._redis: Redis | None = None
+        self.anchored_heads: set[int] = set()
+        """The records that the API server was told of as the journal's newest."""
 
     @property
     def over(self) -> bool:
@@ -175,6 +177,12 @@ class StagedRun(JudgedRun):
         for seq, body in await self._stage.journal.read(self.id, after=max(self.store.bodies, default=0)):
             self.store.bodies[seq] = body
             self.written(parse_record(body), record_hash(body))
+
+    def written(self, record: JournalRecord, head: str) -> None:
+        """A record was found in the journal, and perhaps an anchor of a later one besides."""
+        if record.seq - 1 in self.anchored_heads:
+            self.anchored = record.seq - 1
+        super().written(record, head)
 
     async def reread_journal(self) -> None:
         """The journal as it is in the end: nothing in it was ever changed."""
