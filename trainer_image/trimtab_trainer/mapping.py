@@ -71,7 +71,11 @@ def _dataclass(kind: Any, given: object, path: str, problems: list[str]) -> obje
         wrong_fields = {re.split(r"[.\[]", problem.partition(":")[0])[0] for problem in found}
         built, _ = _built(kind, {name: value for name, value in values.items() if name not in wrong_fields})
     if len(problems) > before:
-        raise _Wrong(built)
+        lost = {field.name for name, field in fields.items() if name in mapping and field.name not in values}
+        # Beside one that was given and could not be read, it would be called missing.
+        chosen = (field for field in fields.values() if UNLESS in field.metadata)
+        unknown = any(lost & {field.name, field.metadata[UNLESS]} for field in chosen)
+        raise _Wrong(None if unknown else built)
     return built
 
 
