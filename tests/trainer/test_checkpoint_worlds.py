@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_story import Story, far_apart, later
 from object_store_fixture import ObjectStoreServer
 from redis_fixture import RedisServer
 from trainer_world import Run
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.timeout(600)
 
 STEPS = 22
 EVERY = 5
-EXACT = ("loss", "loss_max", "grad_norm", "clip_ratio", "lr", "update_rms", "loss_scale")
 CONFIG: dict[str, Any] = {
     "steps": STEPS,
     "model": {"width": 32, "layers": 2, "heads": 2, "sequence": 32, "dropout": 0.1},
@@ -40,49 +40,8 @@ def run(redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Pa
         print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
 
 
-class Story:
-    """One run, attempt after attempt; `number` is that of the world which is up."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.attempt, self.number = run, 0, 0
-
-    def train(
-        self, target: CheckpointReference | None = None, skip: tuple[tuple[int, int], ...] = ()
-    ) -> dict[int, dict[str, float]]:
-        """One attempt from a checkpoint to the last step: the numbers of every step that must repeat."""
-        self.attempt += 1
-        at: dict[str, Any] = {"world": self.number, "attempt": self.attempt, "restore": target, "skip": skip}
-        if target is not None:
-            self.run.ack(AckState.RESTORED, self.run.direct(Action.HOLD, **at))
-        self.run.direct(Action.RUN, **at)
-        self.run.ack(AckState.FINISHED, attempt=self.attempt)
-        self.run.record(STEPS, self.attempt)
-        records = self.run.records(self.attempt)
-        return {step: {name: record.scalars[name] for name in EXACT} for step, record in records.items()}
-
-    def windows(self, attempt: int) -> dict[int, int]:
-        """The window of each step, on which the logs of all ranks agree."""
-        found = {(entry.step, entry.window) for _, entry in self.run.batches() if entry.attempt == attempt}
-        assert len(found) == len({step for step, _ in found})
-        return dict(found)
-
-    def contents(self, attempt: int) -> dict[int, str]:
-        """The hash of all bytes of the window that comes after each checkpoint."""
-        return {one.step: one.evaluation.window_sha256 for one in self.run.manifests() if one.attempt == attempt}
-
-
-def later(steps: dict[int, dict[str, float]], after: int) -> dict[int, dict[str, float]]:
-    return {step: numbers for step, numbers in steps.items() if step > after}
-
-
-def far_apart(ours: dict[int, dict[str, float]], theirs: dict[int, dict[str, float]]) -> float:
-    """The largest relative distance between the losses of the same steps."""
-    assert ours.keys() <= theirs.keys()
-    return max(abs(ours[step]["loss"] / theirs[step]["loss"] - 1) for step in ours)
-
-
 def test_worlds_of_one_two_and_four_ranks_go_on_from_each_others_checkpoints(run: Run) -> None:
-    story = Story(run)
+    story = Story(run, STEPS)
     begun: dict[int, int] = {}
     whole: dict[int, dict[str, float]] = {}
     handed_on: CheckpointReference | None = None
