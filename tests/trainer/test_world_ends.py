@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from object_store_fixture import ObjectStoreServer
 from redis_fixture import RedisServer
-from trainer_world import RANKS, Run
+from trainer_world import RANKS, Run, until
+from trimtab_contract.checkpoints import decode_manifest, sha256_hex
 from trimtab_contract.directives import AckState, Action, Reason
+from trimtab_contract.keys import MANIFEST_NAME
 from trimtab_trainer.termination import exit_status
 
 pytestmark = pytest.mark.timeout(600)
@@ -20,8 +22,8 @@ MakeRun = Callable[..., Run]
 
 @pytest.fixture
 def make_run(redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Path) -> MakeRun:
-    def make(**settings: Any) -> Run:
-        return Run(redis_server, object_store, tmp_path, object_store.new_bucket(), {"steps": 100_000}, **settings)
+    def make(**config: Any) -> Run:
+        return Run(redis_server, object_store, tmp_path, object_store.new_bucket(), {"steps": 100_000, **config})
 
     return make
 
@@ -63,6 +65,26 @@ def test_a_drained_world_fails_no_pod_in_its_logs_and_does_in_its_exit_statuses(
         assert "failed" not in log, log
         said = f"trimtab: drained: all ranks saved at step {drained.step}, and the next world goes on from there"
         assert last_line(run, node) == said, log
+
+
+def test_a_rank_that_does_not_answer_ends_the_world_by_name_and_harms_no_checkpoint(make_run: MakeRun) -> None:
+    """A machine that is cut off closes no connection: only the time-out of an exchange tells."""
+    run = make_run(collectiveTimeoutSeconds=20)
+    with run.world() as world:
+        run.direct(Action.RUN)
+        run.saved(5)
+        world.signal_pod(1, signal.SIGSTOP)
+        until("the end of the other rank", lambda: True if world.pods[0].poll() is not None else None)
+        assert world.pods[0].returncode == 1
+    left = run.message(0)
+    assert left.reason is Reason.PEER_LOST
+    assert left.saved is not None
+    prefix = left.saved.key.removesuffix(MANIFEST_NAME)
+    stored = run.objects(prefix)
+    manifest = decode_manifest(stored[left.saved.key])
+    assert {name: sha256_hex(stored[f"{prefix}{name}"]) for name in manifest.objects} == {
+        name: one.sha256 for name, one in manifest.objects.items()
+    }
 
 
 @pytest.mark.parametrize("reason", sorted(Reason))
