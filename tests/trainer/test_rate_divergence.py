@@ -80,10 +80,11 @@ class TrainedRun(ScriptedRun):
     def clock(self) -> str:
         return datetime.now(UTC).isoformat()
 
-    def publish(self, directive: Directive) -> None:
-        super().publish(directive)
+    def publish(self, directive: Directive) -> tuple[int, int]:
+        order = super().publish(directive)
         with self.real.redis.client() as client:
             client.set(keys.directive_key(self.real.id), encode(directive))
+        return order
 
     def create_job(self, world: int, attempt: int) -> None:
         assert world == attempt

@@ -315,8 +315,11 @@ def test_a_hung_rank_leaves_its_stacks_and_a_superseded_world_falls_silent(make_
     with run.world() as world:
         run.direct(Action.RUN)
         prefix = f"{ROOT}/{run.id}/stacks/a000001-r000001-"
-        stacks = until("the hung rank's stacks", lambda: run.objects(prefix) or None)
-        assert any(b"before_forward" in body for body in stacks.values())
+        # A machine that is slow enough may be taken for hung before it is: stacks of another moment are no fault.
+        until(
+            "the stacks in which it hangs",
+            lambda: any(b"before_forward" in it for it in run.objects(prefix).values()) or None,
+        )
         run.record(8)
         with run.redis.client() as client:
             client.set(keys.directive_key(run.id), encode(run.direct(Action.RUN, world=2, attempt=2)))
