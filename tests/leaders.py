@@ -17,7 +17,7 @@ from trimtab_operator.adapters.api_server import ApiServer, Resource
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.lease import LeaderLease
 from trimtab_operator.adapters.ports import Cluster, Created, Kind, KubernetesObject
-from trimtab_operator.errors import Fenced, NotFound
+from trimtab_operator.errors import Fenced, NotFound, TemporaryError
 from trimtab_operator.reconciler import Ports
 from trimtab_operator.run_state import JournalAction
 from trimtab_operator.supervisor import Supervisor
@@ -98,7 +98,18 @@ class Leaders:
         self.interrupter.dead = False
         self.leader = Supervisor(replace(self.ports, cluster=cluster, bus=bus, journal=journal, lease=lease))
         self.terms += 1
-        self.leader.see(self.body)
+        if self.run.job_deleted:
+            await self._end_orphans(self.leader)
+        else:
+            self.leader.see(self.body)
+
+    async def _end_orphans(self, leader: Supervisor) -> None:
+        """What every operator does at its start, until all that it needs answers."""
+        while True:
+            try:
+                return await leader.end_orphans()
+            except TemporaryError:
+                await asyncio.sleep(TICK_SECONDS)
 
     async def _delete_lease(self, space: str, name: str) -> None:
         try:

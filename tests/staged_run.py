@@ -6,7 +6,8 @@ Jobs as they are, and every invariant of the simulated world is checked on what 
 
 import asyncio
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import msgspec
 from judged_world import JudgedRun, policy_spec
 from object_store_fixture import ADMIN, ObjectStoreServer
-from operator_objects import guard_policy, training_job
+from operator_objects import guard_policy, run_request, training_job
 from played_trainer import Line, PlayedWorld, Saved, Scenario
 from redis import Redis
 from redis_fixture import RedisServer
 from scripted_world import ScriptedRun
+from trimtab_contract.anchors import anchor_name
 from trimtab_contract.checkpoints import (
     CheckpointManifest,
     EvaluationProbe,
@@ -27,7 +29,17 @@ from trimtab_contract.checkpoints import (
     encode_manifest,
     sha256_hex,
 )
-from trimtab_contract.directives import ACK_FIELD, Ack, AckState, CheckpointReference, EvidenceReference, encode
+from trimtab_contract.directives import (
+    ACK_FIELD,
+    Ack,
+    AckState,
+    Action,
+    CheckpointReference,
+    Directive,
+    EvidenceReference,
+    Reason,
+    encode,
+)
 from trimtab_contract.evidence import encode_probe
 from trimtab_contract.journal import JournalRecord, parse_record, record_hash
 from trimtab_contract.keys import (
@@ -39,23 +51,55 @@ from trimtab_contract.keys import (
     redis_user,
 )
 from trimtab_contract.metrics import STREAM_FIELD, encode_record
-from trimtab_operator.adapters.api_server import ApiServer, Resource
+from trimtab_operator.adapters.api_server import AlreadyExists, ApiServer, Resource
 from trimtab_operator.adapters.ports import JournalStore, KubernetesObject
-from trimtab_operator.errors import NotFound
-from trimtab_operator.workload import PASSWORD_KEY, TrainingJobView, config_map_name, redis_secret_name, world_name
+from trimtab_operator.errors import ClusterUnavailable, Conflict, NotFound
+from trimtab_operator.resources import API_VERSION, parse_journal_anchor
+from trimtab_operator.run_state import JournalAction
+from trimtab_operator.workload import (
+    ATTEMPT_LABEL,
+    JOB_UID_LABEL,
+    PASSWORD_KEY,
+    TrainingJobView,
+    config_map_name,
+    redis_secret_name,
+    world_name,
+)
 from trimtab_trainer.directives import Inbox
 
 ROOT = "runs"
+ANCHORS = Resource(API_VERSION, "journalanchors")
 WEIGHTS = b"weights"
 JOBS, PODS = Resource("batch/v1", "jobs"), Resource("v1", "pods")
+TRAINING_JOBS, GUARD_POLICIES, RUN_REQUESTS = (
+    Resource(API_VERSION, kind) for kind in ("trainingjobs", "guardpolicies", "runrequests")
+)
 SERVICES, CONFIG_MAPS, SECRETS = (Resource("v1", kind) for kind in ("services", "configmaps", "secrets"))
+
+
+class PatientApiServer(ApiServer):
+    """For what stands around the operator: it waits for an API server that is slow, as a kubelet does."""
+
+    async def _request(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        while True:
+            try:
+                return await super()._request(*arguments, **options)
+            except ClusterUnavailable:
+                await asyncio.sleep(0)
+
+    async def made(self, resource: Resource, body: KubernetesObject) -> KubernetesObject:
+        """The object, created now or by an earlier try that was not answered."""
+        try:
+            return await self.create(resource, body)
+        except AlreadyExists:
+            return await self.get(resource, body["metadata"]["namespace"], body["metadata"]["name"])
 
 
 @dataclass(frozen=True)
 class Stage:
     """The real parts that several runs share."""
 
-    server: ApiServer
+    server: PatientApiServer
     namespace: str
     redis: RedisServer
     store: ObjectStoreServer
@@ -76,6 +120,10 @@ class Stage:
         job["spec"]["trainer"]["config"] |= {"steps": scenario.steps, "replicaCheckEvery": scenario.margin}
         return [policy, job]
 
+    async def training_job(self, name: str) -> KubernetesObject:
+        """A job as it is now."""
+        return await self.server.get(TRAINING_JOBS, self.namespace, name)
+
     def secret(self) -> dict[str, Any]:
         """The keys of the checkpoint store."""
         keys = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
@@ -85,6 +133,19 @@ class Stage:
 
 class StoredWorld(PlayedWorld):
     """A played world whose checkpoints lie in S3."""
+
+    def obey(self, directive: Directive) -> None:
+        """A Hold is what a trainer that stands still has waited for."""
+        assert isinstance(self.run, StagedRun)
+        if directive.action is Action.HOLD:
+            self.run.stands_still = False
+        super().obey(directive)
+
+    def train(self) -> None:
+        """The next step, unless it is put off."""
+        assert isinstance(self.run, StagedRun)
+        if not self.run.stands_still:
+            super().train()
 
     def save(self) -> CheckpointReference:
         """Shards first, then the manifest, then the word."""
@@ -135,6 +196,11 @@ class StagedRun(JudgedRun):
         self._on_tick = on_tick
         self._stage, self._job = stage, job
         self._outgoing: list[Callable[[], object]] = []
+        self._deeds: list[Callable[[], Awaitable[object]]] = []
+        """What people do at the API server, in order."""
+        self.stands_still = False
+        """Whether the trainer takes no step until it is told to hold."""
+        self.job_deleted = self.end_anchored = False
         self._pods: dict[int, KubernetesObject] = {}
         self._objects = stage.store.client()
         self._redis: Redis | None = None
@@ -144,6 +210,8 @@ class StagedRun(JudgedRun):
     @property
     def over(self) -> bool:
         """Whether the run is at its end, as the journal says, and nothing of it is left."""
+        if self.job_deleted:
+            return self.end_anchored and not self.living
         return self.state.ended and self.state.pending is None and not self.living
 
     async def live(self, *, changed: bool) -> None:
@@ -154,6 +222,9 @@ class StagedRun(JudgedRun):
         self._on_tick(self)
         outgoing, self._outgoing = self._outgoing, []
         await asyncio.to_thread(lambda: [store() for store in outgoing])
+        deeds, self._deeds = self._deeds, []
+        for deed in deeds:
+            await deed()
         for number, world in self.worlds.items():
             if not world.alive and number not in dead:
                 await self._end(number, world)
@@ -171,6 +242,16 @@ class StagedRun(JudgedRun):
         self.bus = wire
         if changed:
             await self._look_at_objects()
+        if self.job_deleted and self.announced[-1].action == JournalAction.RUN_ENDED:
+            self.end_anchored = await self._end_is_anchored(self.announced[-1].seq)
+
+    async def _end_is_anchored(self, seq: int) -> bool:
+        try:
+            anchor = await self._stage.server.get(ANCHORS, self.id.namespace, anchor_name(self.id))
+        except NotFound:
+            return False
+        _, stored = parse_journal_anchor(anchor)
+        return stored.ended and stored.seq == seq
 
     async def read_journal(self) -> None:
         """The records that were written since."""
@@ -229,16 +310,66 @@ class StagedRun(JudgedRun):
         redis, content = self._redis, dict(fields)
         self._outgoing.append(lambda: redis.xadd(stream, content, id=entry))  # pyright: ignore[reportArgumentType] redis-py's dict is invariant
 
+    # What people do ---------------------------------------------------------------------------------------------------
+
+    def ask(self, action: str, **changes: Any) -> None:
+        """A person creates a RunRequest; an approval names the plan that is shown."""
+        super().ask(action, **changes)
+        request = self.requests[-1]
+        spec: dict[str, Any] = {"job": self.id.name, "action": action, "reason": request.reason}
+        if request.wishes.skip is not None:
+            spec["args"] = {"skip": dict(zip(("first", "last"), request.wishes.skip, strict=True))}
+        if request.plan_hash:
+            spec["planHash"] = request.plan_hash
+        body = run_request(self.id.namespace, f"{self.id.name}-{request.name}", **spec)
+        self._deeds.append(lambda: self._stage.server.made(RUN_REQUESTS, body))
+
+    def edit_job(self, spec: Mapping[str, Any]) -> None:
+        """A person changes fields of the TrainingJob's spec."""
+
+        server, space, name = self._stage.server, self.id.namespace, self.id.name
+
+        async def edit() -> KubernetesObject:
+            while True:
+                version = (await server.get(TRAINING_JOBS, space, name))["metadata"]["resourceVersion"]
+                with suppress(Conflict):  # the operator wrote its status in between
+                    return await server.patch(TRAINING_JOBS.item(space, name), {"spec": spec}, version)
+
+        self._deeds.append(edit)
+
+    def delete_pod(self) -> None:
+        """A person deletes the pod of the newest world; its kubelet tells the trainer at once."""
+        self._delete(PODS, self._pods[self.world.number]["metadata"]["name"])
+
+    def delete_policy(self) -> None:
+        """A person deletes the run's policy."""
+        self._delete(GUARD_POLICIES, self.id.name)
+
+    def delete_job(self) -> None:
+        """A person deletes the TrainingJob; the garbage collector ends its pods."""
+        self.job_deleted = True
+        self._delete(TRAINING_JOBS, self.id.name)
+        if self.world.alive:
+            self.world.die(Reason.CRASHED)
+
+    def _delete(self, resource: Resource, name: str) -> None:
+        server, space = self._stage.server, self.id.namespace
+
+        async def delete() -> None:
+            found = await server.get(resource, space, name)
+            await server.delete(resource.item(space, name), found["metadata"]["uid"])
+
+        self._deeds.append(delete)
+
     # What a Job controller and a kubelet do ---------------------------------------------------------------------------
 
     async def _look_at_objects(self) -> None:
-        number = max(self.worlds, default=0) + 1
-        try:
-            job = await self._stage.server.get(JOBS, self.id.namespace, world_name(self.id.name, number))
-        except NotFound:
-            job = None
-        if job is not None:
-            await self._start(number, job)
+        own = f"{JOB_UID_LABEL}={self.id.uid}"
+        for job in await self._stage.server.list(JOBS, self.id.namespace, own):
+            # A world has the number of its attempt, and an attempt that began in a world that was held made none.
+            number = int(job["metadata"]["labels"][ATTEMPT_LABEL])
+            if number not in self.worlds:
+                await self._start(number, job)
         for number, world in self.worlds.items():
             if world.alive and not world.told:
                 world.told = await self._told(number)
@@ -257,8 +388,8 @@ class StagedRun(JudgedRun):
         metadata = {"name": f"{job['metadata']['name']}-0", "namespace": space, "labels": labels, "annotations": index}
         # Under a node's name a deleted pod stays until its kubelet says that it has ended.
         spec = {"containers": [{"name": "trainer", "image": "trainer"}], "nodeName": "n1", "restartPolicy": "Never"}
-        pod = await server.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-        self._pods[number] = await self._status(PODS, pod, {"phase": "Running"})
+        await server.made(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        self._pods[number] = await self._status(PODS, f"{world_name(self.id.name, number)}-0", {"phase": "Running"})
         self.worlds[number] = StoredWorld(self, number, number, Inbox(number))
 
     async def _told(self, number: int) -> bool:
@@ -271,17 +402,19 @@ class StagedRun(JudgedRun):
         message = encode(world.message).decode() if world.message is not None else ""
         ended = {"terminated": {"exitCode": 1, "message": message}}
         about = {"name": "trainer", "image": "trainer", "imageID": "", "ready": False, "restartCount": 0}
-        pod = await self._stage.server.get(PODS, self.id.namespace, self._pods[number]["metadata"]["name"])
-        await self._status(PODS, pod, {"phase": "Failed", "containerStatuses": [{**about, "state": ended}]})
-        job = await self._stage.server.get(JOBS, self.id.namespace, world_name(self.id.name, number))
+        failed = {"phase": "Failed", "containerStatuses": [{**about, "state": ended}]}
+        await self._status(PODS, self._pods[number]["metadata"]["name"], failed)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         conditions = [{"type": kind, "status": "True", "reason": "Ended"} for kind in ("FailureTarget", "Failed")]
-        await self._status(JOBS, job, {"startTime": now, "failed": 1, "conditions": conditions})
+        over = {"startTime": now, "failed": 1, "conditions": conditions}
+        await self._status(JOBS, world_name(self.id.name, number), over)
 
-    async def _status(self, resource: Resource, body: KubernetesObject, status: Mapping[str, Any]) -> KubernetesObject:
-        metadata = body["metadata"]
-        path = resource.item(metadata["namespace"], metadata["name"], "status")
-        return await self._stage.server.patch(path, {"status": status}, metadata["resourceVersion"])
+    async def _status(self, resource: Resource, name: str, status: Mapping[str, Any]) -> KubernetesObject:
+        server, space = self._stage.server, self.id.namespace
+        while True:
+            version = (await server.get(resource, space, name))["metadata"]["resourceVersion"]
+            with suppress(Conflict):  # somebody else wrote in between, or an earlier try of this was not answered
+                return await server.patch(resource.item(space, name, "status"), {"status": status}, version)
 
 
 def essence(run: ScriptedRun) -> list[tuple[object, ...]]:

@@ -8,6 +8,7 @@ compared with the simulated run of the same scenario.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
 from random import Random
 from typing import Any
 
@@ -23,27 +24,37 @@ from run_checks import check, story, surviving_windows
 from run_fates import crash
 from scripted_operator import play
 from scripted_world import ScriptedRun, directive_of
-from staged_run import Stage, StagedRun, essence
+from staged_people import (
+    DAMAGED,
+    IN_INCIDENT,
+    Acting,
+    Script,
+    clocks,
+    deletes_job,
+    people,
+    writes_after,
+)
+from staged_run import PatientApiServer, Stage, StagedRun, essence
 from trimtab_contract.directives import AckState
-from trimtab_contract.journal import Phase, parse_record
+from trimtab_contract.journal import JournalRecord, Phase, parse_record
 from trimtab_contract.keys import RunId
-from trimtab_operator.adapters.api_server import ApiServer
 from trimtab_operator.adapters.kubernetes import KubernetesCluster
 from trimtab_operator.adapters.ports import Appended, Bus, JournalStore
 from trimtab_operator.reconciler import Ports
-from trimtab_operator.run_state import RunPhase
+from trimtab_operator.run_state import JournalAction, RunPhase
 from trimtab_operator.workload import TrainingJobView
 
 SEED = 20261130
 PATIENCE_SECONDS = 240.0
 HEALTHY = Scenario(steps=20, read_back=AckState.VERIFIED)
-DAMAGED = Scenario(steps=30, damaged=frozenset(range(14, 18)), read_back=AckState.VERIFIED)
 WAYS = ("before", "after", "lost", "denied", "undone")
 PAIRED_WAYS = ("before", "after", "lost", "denied")
 PAIRS = 5
 SLEEPS = (0, 3, 9, 27)
 """For how many writes of its successors a leader that froze sleeps."""
 AT_ONCE = 5
+SOON = 8
+"""Among so many writes that follow upon a person's first deed one is interrupted."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,8 @@ async def stage(
     api: ControlPlane, ports: Ports, redis_server: RedisServer, object_store: ObjectStoreServer
 ) -> AsyncIterator[Stage]:
     (ours,) = ports.namespaces
-    server = await ApiServer.connect(api.kubeconfig)
+    server = await PatientApiServer.connect(api.kubeconfig)
+    assert isinstance(server, PatientApiServer)
     made = Stage(server, ours, redis_server, object_store, object_store.new_bucket("staged"), ports.journal)
     api.apply(made.secret())
     yield made
@@ -74,13 +86,15 @@ async def staged(
     schedule: Schedule,
     scenario: Scenario = DAMAGED,
     on_tick: Callable[[ScriptedRun], None] = lambda _run: None,
+    on_record: Callable[[ScriptedRun, JournalRecord], None] = lambda _run, _record: None,
     naive: Naive | None = None,
 ) -> Leaders:
     """The run of a new job, played to its end."""
     name, interrupter = schedule.name, Interrupter(schedule.faults, schedule.sleeps, naive=naive)
     await asyncio.to_thread(api.apply, *stage.objects(name, scenario))
-    body = dict(await ports.cluster.training_job(stage.namespace, name))
+    body = dict(await stage.training_job(name))
     run = StagedRun(scenario, stage, TrainingJobView.of(body), on_tick)
+    run.on_record = lambda record: on_record(run, record)
     store = KubernetesCluster(stage.server)
     leaders = Leaders(run, body, ports, stage.server, store, interrupter, Random(f"{SEED}/{name}"))
     try:
@@ -89,7 +103,7 @@ async def staged(
     except TimeoutError:
         told = [(one.seq, one.action, one.phase) for one in run.announced]
         said = [(one.state, one.step, one.epoch, one.seq) for one in run.acks]
-        status = (await ports.cluster.training_job(stage.namespace, name)).get("status")
+        status = None if run.job_deleted else (await stage.training_job(name)).get("status")
         pytest.fail(f"{status}; {name} under {interrupter.faults} came to no end: {told}; {said}; {run.violations}")
     return leaders
 
@@ -154,16 +168,125 @@ async def test_the_world_after_one_that_died_is_started_once_by_whoever_leads(
     print(f"{len(schedules)} schedules of a lost world on real parts, drawn with seed {SEED}")
 
 
+# People and clocks ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A schedule beside what people do, and the simulated run of what they do."""
+
+    schedule: Schedule
+    script: Script
+    simulated: ScriptedRun
+
+    @classmethod
+    def drawn(cls, chance: Random, script: Script) -> "Attended":
+        """One of the writes that follow soon upon the first deed is interrupted."""
+        acting = Acting(script)
+        simulated = play(script.scenario, world=JudgedRun, on_record=acting.hear, on_tick=acting.tick)
+        names, before = writes_after(simulated, script.first)
+        earlier = set(drawn_from(names[:before]))
+        later = [one for one in drawn_from(names) if one not in earlier]
+        fault = Fault(*chance.choice(later[:SOON]), chance.choice((*WAYS, "frozen")))
+        return cls(Schedule(script.name, (fault,), chance.choice(SLEEPS)), script, simulated)
+
+
+@pytest.mark.timeout(600)
+async def test_what_people_do_in_an_incident_comes_to_the_same_whoever_dies_beside_it(
+    api: ControlPlane, stage: Stage, ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = Random(f"{SEED}/people")
+    clock = JumpingClock(monkeypatch)
+    attended = [Attended.drawn(chance, script) for script in people(chance)]
+    jumping = [Attended.drawn(chance, script) for script in clocks(chance, clock.jump)]
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def judged(one: Attended) -> StagedRun:
+        async with limit:
+            acting = Acting(one.script)
+            scenario = one.script.scenario
+            leaders = await staged(api, stage, ports, one.schedule, scenario, acting.tick, acting.hear)
+        assert set(leaders.interrupter.met) == set(one.schedule.faults), (one.schedule, leaders.interrupter.met)
+        assert acting.over, one.script.name
+        same(leaders, one.simulated)
+        return leaders.run
+
+    await asyncio.gather(*map(judged, attended))
+    # A clock is everybody's: it jumps when nobody waits for a plan's approval, which has a deadline.
+    for one in jumping:
+        run = await judged(one)
+        times = [datetime.fromisoformat(record.time) for record in run.announced]
+        assert times != sorted(times) or times[-1] - times[0] > timedelta(seconds=PATIENCE_SECONDS), "no clock jumped"
+    told = [(one.script.name, one.script.first, *one.schedule.faults[0]) for one in (*attended, *jumping)]
+    print(f"{len(told)} schedules beside what people and clocks do on real parts, drawn with seed {SEED}: {told}")
+
+
+@pytest.mark.timeout(600)
+async def test_a_run_whose_job_is_deleted_in_an_incident_ends_once_whoever_leads(
+    api: ControlPlane, stage: Stage, ports: Ports
+) -> None:
+    chance = Random(f"{SEED}/deleted")
+    simulated = play(DAMAGED, world=JudgedRun)
+
+    async def ended(way: str) -> None:
+        schedule = Schedule(f"deleted-{way}", (Fault("append RunEnded", 0, way),), 3)
+        acting = Acting(Script(way, DAMAGED, ((chance.choice(IN_INCIDENT), (deletes_job,)),)))
+        leaders = await staged(api, stage, ports, schedule, DAMAGED, acting.tick, acting.hear)
+        run = leaders.run
+        assert set(leaders.interrupter.met) == set(schedule.faults)
+        check(run)
+        leaders.check()
+        told = told_of(run)
+        assert told == story(simulated)[: len(told)]
+        assert [record.action for record in run.announced].count(JournalAction.RUN_ENDED) == 1
+        assert run.announced[-1].action == JournalAction.RUN_ENDED
+
+    # A reply that was lost is what may write the end twice.
+    ways = ["lost", *chance.sample(("before", "after", "denied", "undone", "frozen"), 2)]
+    for way in ways:  # one after the other: an operator at its start ends whatever run has lost its job
+        await ended(way)
+    print(f"{len(ways)} schedules of a deleted TrainingJob on real parts, drawn with seed {SEED}: {ways}")
+
+
+class JumpingClock:
+    """The wall clock of everything in this process that writes into journals."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        ahead = self._ahead = [0.0]
+
+        class Shifted(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # pyright: ignore[reportIncompatibleMethodOverride]
+                return datetime.now(tz) + timedelta(seconds=ahead[0])
+
+        patch.setattr("trimtab_operator.journal.datetime", Shifted)
+
+    def jump(self, seconds: float) -> Callable[[ScriptedRun], None]:
+        """Somebody sets the clock; a simulated run has one of its own, which nobody sets."""
+
+        def set_clock(run: ScriptedRun) -> None:
+            if isinstance(run, StagedRun):
+                self._ahead[0] += seconds
+
+        return set_clock
+
+
+def told_of(run: StagedRun) -> list[tuple[str, str, str]]:
+    """The story of a run, under the name of the simulated one."""
+    return [(action, phase, name.replace(f"{run.id.name}-", f"{RUN.name}-", 1)) for action, phase, name in story(run)]
+
+
 def same(leaders: Leaders, simulated: ScriptedRun) -> None:
     """The same incident as in the simulation, and no invariant broken on the way."""
     run = leaders.run
     check(run)
     leaders.check()
     assert run.state.phase is RunPhase.COMPLETED
-    told = [(action, phase, name.replace(f"{run.id.name}-", f"{RUN.name}-", 1)) for action, phase, name in story(run)]
-    assert told == story(simulated)
+    assert told_of(run) == story(simulated)
     assert essence(run) == essence(simulated)
     assert surviving_windows(run) == surviving_windows(simulated)
+    answered = [(one.action, one.state) for one in run.state.requests]
+    assert answered == [(one.action, one.state) for one in simulated.state.requests]
 
 
 # The checker itself --------------------------------------------------------------------------------------------------
