@@ -3,15 +3,17 @@
 import asyncio
 import random
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import structlog
 from trimtab_contract.anchors import Anchor
 from trimtab_contract.errors import ContractError
-from trimtab_contract.journal import parse_record
+from trimtab_contract.journal import JournalRecord, parse_record
 from trimtab_contract.keys import RunId, redis_user, redis_user_namespace
 
 from trimtab_operator.errors import Fenced, InvalidResource, JournalBroken, OperatorError, TemporaryError
+from trimtab_operator.journal import wall_time
 from trimtab_operator.policy_reporter import report_policy
 from trimtab_operator.reconciler import Ports, RunReconciler
 from trimtab_operator.resources import parse_journal_anchor
@@ -20,6 +22,10 @@ from trimtab_operator.tasks import end_tasks
 
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits after the first, second, … failure in a row; an outage ends with everything as it was."""
+
+UNANCHORED_END_SECONDS = 24 * 3600.0
+"""How long an operator that starts still anchors an end of which no anchor tells. Later the run's namespace has gone,
+as a rule, and its journal need not be read at every start for ever."""
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -128,9 +134,10 @@ class Supervisor:
         return found
 
     async def _end_orphan(self, run: RunId, anchor: Anchor | None) -> None:
-        last = await self._ports.journal.last(run)
-        ended = last is not None and parse_record(last).action == JournalAction.RUN_ENDED
-        if anchor is None and (last is None or ended):
+        body = await self._ports.journal.last(run)
+        last = parse_record(body) if body is not None else None
+        ended = last is not None and last.action == JournalAction.RUN_ENDED
+        if anchor is None and (last is None or (ended and _age(last) > UNANCHORED_END_SECONDS)):
             return
         reconciler = RunReconciler(run, self._ports)
         if ended:
@@ -202,3 +209,8 @@ class Supervisor:
 async def _back_off(failures: int) -> None:
     wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
     await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311 - jitter, not a secret
+
+
+def _age(record: JournalRecord) -> float:
+    """Seconds since a record was written, by the clocks of those who wrote and read it."""
+    return (datetime.fromisoformat(wall_time()) - datetime.fromisoformat(record.time)).total_seconds()

@@ -200,6 +200,21 @@ async def test_an_end_that_was_written_and_not_anchored_is_anchored_by_the_next_
     assert len(await ports.journal.read(run)) == 2, "an ended journal got another record"
 
 
+async def test_an_end_before_the_first_anchor_is_anchored_by_the_next_operator_unless_it_is_long_ago(
+    api: ControlPlane, ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reconciler, run = await open_run(ports)
+    await reconciler._journal.append(Draft(action=JournalAction.RUN_ENDED, id="run/RunEnded", outcome="Deleted"))
+    with monkeypatch.context() as patch:
+        patch.setattr("trimtab_operator.supervisor.UNANCHORED_END_SECONDS", -3600.0)
+        await Supervisor(ports).end_orphans()
+    assert run not in {parse_journal_anchor(body)[0] for body in await ports.cluster.journal_anchors()}
+    await Supervisor(ports).end_orphans()
+    anchor = await stored(ports, run)
+    assert (anchor.seq, anchor.ended) == (2, True)
+    assert len(await ports.journal.read(run)) == 2, "an ended journal got another record"
+
+
 async def test_the_end_of_a_run_whose_namespace_is_gone_waits_for_no_anchor(ports: Ports) -> None:
     run = RunId("nowhere", "job", str(uuid.uuid4()))
     reconciler = RunReconciler(run, ports)
