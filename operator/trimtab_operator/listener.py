@@ -163,10 +163,19 @@ class RunListener:
             self._judge.take(records, state)
             if len(records) < BATCH or self._judge.judged_step == judged:
                 break
-        # A bus that was emptied shows no gap as long as the world publishes nothing more.
+        last = self._last_told(state)
+        self._judge.take(await self._feed.archived(state.attempt, self._judge.judged_step + 1, last), state)
+
+    def _last_told(self, state: RunState) -> int:
+        """The step up to which there must be records, though a bus that was emptied shows no gap; 0 for no step.
+
+        A world that stands publishes nothing more, and one that is over has left its checkpoints at least.
+        """
         told = self.acks.latest
         if told is not None and told.attempt == state.attempt and told.state in _STANDING:
-            self._judge.take(await self._feed.archived(state.attempt, self._judge.judged_step + 1, told.step), state)
+            return told.step
+        own = (one.reference.step for one in state.checkpoints if one.attempt == state.attempt)
+        return max(own, default=0) if state.ended else 0
 
 
 def _said(acks: Acks) -> tuple[object, ...]:
