@@ -13,8 +13,8 @@ STEPS: Final = 300
 THRESHOLD: Final = 20.0
 """Of QK-Clip: low enough that it acts in these short runs at the best rate."""
 RATES: Final[Mapping[OptimizerName, tuple[float, ...]]] = {
-    "MuonClip": (0.005, 0.01, 0.02, 0.04),
-    "Muon": (0.005, 0.01, 0.02, 0.04),
+    "MuonClip": (0.01, 0.02, 0.04, 0.08),
+    "Muon": (0.01, 0.02, 0.04, 0.08),
     "AdamW": (0.0005, 0.001, 0.002, 0.004),
 }
 GROWTH_RATE: Final = 0.05
