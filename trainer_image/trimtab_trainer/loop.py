@@ -5,13 +5,12 @@ of every step, and between two batches does whatever the operator asked: hold, r
 needs the same four lines: iterate `session.batches()`, ask `session.gate(...)`, update, `session.report(...)`.
 """
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trimtab_trainer.accumulation import MicroBatches, accumulate
 from trimtab_trainer.batches import Batch
@@ -30,6 +29,7 @@ from trimtab_trainer.reduction import GradientBuckets, Reduced, ShardedGradients
 from trimtab_trainer.session import Gate, Session
 from trimtab_trainer.sharded_optimizer import ShardedOptimizer, own_groups, own_layers
 from trimtab_trainer.sharding import shard
+from trimtab_trainer.tensors import evaluating
 
 
 class Trainee:
@@ -84,7 +84,7 @@ class Trainee:
     @torch.no_grad()
     def losses(self, samples: Tensor) -> Tensor:
         """The evaluation-mode loss of each of `samples` [batch, tokens + 1]; leaves no trace in the state."""
-        with _evaluating(self.model):
+        with evaluating(self.model):
             # In micro-batches, too: what fits into memory while training must fit here.
             parts = samples.chunk(self.config.gradient_accumulation_steps)
             return torch.cat([self._losses(part) for part in parts])
@@ -201,14 +201,3 @@ def vectors(reduced: Reduced, update: StepTelemetry | None) -> dict[str, Tensor]
     """The vectors of the metric record, each [layers, heads]; a logit of which only a bound is known says so."""
     name = "qk_max_logit" if reduced.exact else "qk_max_logit_bound"
     return {name: reduced.max_logits} | ({} if update is None else {"qk_clip_gamma": update.qk_clip_gamma})
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
-    """Evaluation mode inside, the former mode again afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

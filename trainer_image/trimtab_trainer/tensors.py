@@ -1,11 +1,11 @@
 """Typed doors to the parts of PyTorch that its type stubs leave open."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from torch.utils.hooks import RemovableHandle
 
@@ -104,3 +104,14 @@ def first_index(mask: Tensor) -> tuple[int, ...] | None:
 def true_indices(mask: Tensor) -> list[tuple[int, ...]]:
     """Return the indices of all true elements of `mask`, in row-major order."""
     return [tuple(integers(index)) for index in mask.nonzero()]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Generator[None]:
+    """Evaluation mode inside, the former mode again afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -3,8 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
 from trimtab_trainer.optim import RateOverride, count_non_finite, first_non_finite
 from trimtab_trainer.process import Process
 from trimtab_trainer.session import Gate, Session
-from trimtab_trainer.tensors import global_norm
+from trimtab_trainer.tensors import evaluating, global_norm
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class Trainee:
         """For each of `samples` [batch, tokens + 1] the mean evaluation-mode loss of its micro-batch, on the CPU."""
         parts = samples.chunk(self._config.gradient_accumulation_steps)
         separator = self._config.data.masked_separator
-        with _evaluating(self._learner.model):
+        with evaluating(self._learner.model):
             means = [self._learner.evaluate(part[:, :-1], targets_of(part, separator)) for part in parts]
         pairs = zip(means, parts, strict=True)
         return torch.cat([mean.detach().float().cpu().expand(len(part)) for mean, part in pairs])
@@ -221,14 +220,3 @@ def _factor(step: int, override: RateOverride | None) -> float:
 
 def _clip_ratio(norm: float, largest: float) -> float:
     return largest / norm if math.isfinite(norm) and norm > largest else 1.0
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
-    """Evaluation mode inside, the former mode again afterwards."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
