@@ -349,8 +349,7 @@ class StagedRun(JudgedRun):
         """A person deletes the TrainingJob; the garbage collector ends its pods."""
         self.job_deleted = True
         self._delete(TRAINING_JOBS, self.id.name)
-        if self.world.alive:
-            self.world.die(Reason.CRASHED)
+        self._collect_garbage()
 
     def _delete(self, resource: Resource, name: str) -> None:
         server, space = self._stage.server, self.id.namespace
@@ -363,6 +362,12 @@ class StagedRun(JudgedRun):
 
     # What a Job controller and a kubelet do ---------------------------------------------------------------------------
 
+    def _collect_garbage(self) -> None:
+        """The processes of a Job end with the TrainingJob that owns it."""
+        for world in self.worlds.values():
+            if world.alive:
+                world.die(Reason.CRASHED)
+
     async def _look_at_objects(self) -> None:
         own = f"{JOB_UID_LABEL}={self.id.uid}"
         for job in await self._stage.server.list(JOBS, self.id.namespace, own):
@@ -370,6 +375,8 @@ class StagedRun(JudgedRun):
             number = int(job["metadata"]["labels"][ATTEMPT_LABEL])
             if number not in self.worlds:
                 await self._start(number, job)
+        if self.job_deleted:
+            self._collect_garbage()  # an operator that did not yet know may have started a world
         for number, world in self.worlds.items():
             if world.alive and not world.told:
                 world.told = await self._told(number)
