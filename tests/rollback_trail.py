@@ -5,9 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from trimtab_cli.trail import read_trail
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import Action, CheckpointReference, Diagnose, Directive
-from trimtab_contract.journal import GENESIS, Actor, Evidence, JournalRecord, Phase, canonical_bytes, record_hash
+from trimtab_contract.journal import (
+    GENESIS,
+    Actor,
+    Evidence,
+    JournalRecord,
+    Phase,
+    canonical_bytes,
+    parse_record,
+    record_hash,
+)
 from trimtab_contract.keys import RunId, audit_evidence, policy_text
 
 Bodies = list[tuple[int, bytes]]
@@ -214,6 +224,29 @@ def rewritten(bodies: Sequence[tuple[int, bytes]], seq: int, **changes: Any) -> 
         forged.append((number, body))
         head = record_hash(body)
     return forged
+
+
+def going(bodies: Bodies, step: int, *, gone: bool = False) -> Bodies:
+    """The trail with the intent to delete the checkpoint of a step behind it, and with the result if it is gone."""
+    (key,) = [one.reference for one in read_trail(bodies).state.checkpoints if one.reference.step == step]
+    last = parse_record(bodies[-1][1])
+    record = JournalRecord(
+        seq=last.seq + 1,
+        prev=record_hash(bodies[-1][1]),
+        id=f"checkpoint/{key.key}/Deleting",
+        time=last.time,
+        actor=last.actor,
+        action="Deleting",
+        phase=Phase.INTENT,
+        after={"checkpoint": msgspec.to_builtins(key), "attempt": 1, "why": "nothing keeps it"},
+    )
+    announced = [*bodies, (record.seq, canonical_bytes(record))]
+    if not gone:
+        return announced
+    head = record_hash(announced[-1][1])
+    said: dict[str, Any] = {"phase": Phase.RESULT, "after": {"key": key.key}, "outcome": "Deleted"}
+    result = msgspec.structs.replace(record, seq=record.seq + 1, prev=head, **said)
+    return [*announced, (result.seq, canonical_bytes(result))]
 
 
 def audit_objects(run: RunId) -> dict[str, bytes]:

@@ -58,8 +58,26 @@ class Verified:
 class Known:
     """What is known of a trail outside its bucket."""
 
-    anchor: Anchor | None
-    vouched: tuple[int, str] | None
+    anchor: Anchor | None = None
+    vouched: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrail:
+    """A run's journal as it was read, and what was known of it outside before that."""
+
+    known: Known
+    bodies: Bodies
+
+
+def read_stored(access: Access, run: RunId) -> StoredTrail:
+    """Read a journal; raises NotFound where there is none.
+
+    What vouches for it is asked for first: a run that goes on meanwhile has more records then than were vouched for.
+    The other way round it would have fewer, and would look like one whose end was cut off.
+    """
+    known = known_outside(access, run)
+    return StoredTrail(known, access.journal(run))
 
 
 def known_outside(access: Access, run: RunId) -> Known:
@@ -80,19 +98,18 @@ def verify_run(
     output: Output,
     access: Access,
     run: RunId,
-    bodies: Bodies,
+    stored: StoredTrail,
     *,
     checkpoints: bool = True,
     store: ObjectStore | None = None,
     keys: Sequence[AnchorVerifier] = (),
 ) -> Verified:
     """Verify a journal and fetch and hash every object it names; `store` is the checkpoint bucket, where known."""
-    known = known_outside(access, run)
-    items = named_evidence(readable_records(bodies))
+    items = named_evidence(readable_records(stored.bodies))
     getters, problems = evidence_getters(access, run, items, checkpoints=checkpoints, store=store)
     with output.busy("looking at the bucket's versions"):
         storage = look_at_versions(access, run, items)
-    return _verified(output, run, bodies, known, keys, storage, getters, problems)
+    return _verified(output, run, stored, keys, storage, getters, problems, lambda: access.journal(run))
 
 
 def verify_file(output: Output, trail: TrailFile, keys: Sequence[AnchorVerifier] = ()) -> Verified:
@@ -100,58 +117,84 @@ def verify_file(output: Output, trail: TrailFile, keys: Sequence[AnchorVerifier]
     getters: dict[str, Callable[[str], bytes]] = {"audit": _packed(trail, "audit")}
     if trail.checkpoints:
         getters["checkpoint"] = _packed(trail, "checkpoint")
-    known = Known(trail.anchor, trail.vouched)
-    return _verified(output, trail.run, trail.bodies, known, keys or trail.keys, trail.storage, getters, [])
+    stored = StoredTrail(Known(trail.anchor, trail.vouched), trail.bodies)
+    return _verified(output, trail.run, stored, keys or trail.keys, trail.storage, getters, [], lambda: trail.bodies)
 
 
 def gather_trail(
     output: Output,
     access: Access,
     run: RunId,
-    bodies: Bodies,
+    stored: StoredTrail,
     *,
     checkpoints: bool = True,
     keys: Sequence[AnchorVerifier] = (),
 ) -> TrailFile:
     """Fetch all that a trail names, as it is; raises CliError where a bucket cannot be reached."""
-    known = known_outside(access, run)
+    known, bodies = stored.known, stored.bodies
     items = named_evidence(readable_records(bodies))
     getters, problems = evidence_getters(access, run, items, checkpoints=checkpoints)
     if problems:
         raise CliError(problems[0].replace("are not proved", "cannot be packed").replace(_WITHOUT, _LEAVE_OUT))
-    objects: dict[tuple[str, str], bytes] = {}
-    for item in output.each([one for one in items if one.evidence.store in getters], "fetching evidence"):
-        try:
-            objects[item.evidence.store, item.evidence.key] = getters[item.evidence.store](item.evidence.key)
-        except NotFound:
-            continue  # `verify` says that it is gone.
+    objects, gone = _fetched(output, items, getters)
+    if gone:
+        # A run that goes on may have deleted a checkpoint meanwhile; its newer records say so, and may name more.
+        bodies = access.journal(run)
+        items = named_evidence(readable_records(bodies))
+        objects |= _fetched(output, [item for item in items if _place(item) not in objects], getters)[0]
     storage = look_at_versions(access, run, items)
     return TrailFile(run, bodies, objects, known.anchor, tuple(keys), known.vouched, storage, checkpoints)
+
+
+def _fetched(
+    output: Output, items: Sequence[NamedEvidence], getters: Mapping[str, Callable[[str], bytes]]
+) -> tuple[dict[tuple[str, str], bytes], bool]:
+    """The bytes of what is there, by store and key, and whether anything is gone: `verify` says what."""
+    objects: dict[tuple[str, str], bytes] = {}
+    wanted = [one for one in items if one.evidence.store in getters]
+    for item in output.each(wanted, "fetching evidence"):
+        try:
+            objects[_place(item)] = getters[item.evidence.store](item.evidence.key)
+        except NotFound:
+            continue
+    return objects, any(_place(item) not in objects for item in wanted)
+
+
+def _place(item: NamedEvidence) -> tuple[str, str]:
+    return item.evidence.store, item.evidence.key
 
 
 def _verified(
     output: Output,
     run: RunId,
-    bodies: Bodies,
-    known: Known,
+    stored: StoredTrail,
     keys: Sequence[AnchorVerifier],
     storage: StorageReport | None,
     getters: Mapping[str, Callable[[str], bytes]],
     problems: list[str],
+    journal_now: Callable[[], Bodies],
 ) -> Verified:
+    known, bodies = stored.known, stored.bodies
     report = examine(bodies, known.vouched, known.anchor, run)
     records = readable_records(bodies)
     items, gone = named_evidence(records), deleted_manifests(records)
-    deleted = [item for item in items if item.evidence.store == "checkpoint" and item.evidence.key in gone]
+    deleted = [item for item in items if _went(item, gone)]
     known_store = [item for item in items if item.evidence.store in getters or item.evidence.store != "checkpoint"]
     wanted = [item for item in known_store if item not in deleted]
-    for item in output.each(wanted, "fetching evidence"):
-        problem = _check(item, getters)
-        if problem:
-            problems.append(problem)
-    signature = check_signature(known.anchor, keys)
     unchecked = len(items) - len(wanted) - len(deleted)
+    found = {item: _check(item, getters) for item in output.each(wanted, "fetching evidence")}
+    if any(found.values()):
+        # A run that goes on may have deleted a checkpoint since its journal was read.
+        gone = deleted_manifests(readable_records(journal_now()))
+        deleted += [item for item in wanted if found[item] and _went(item, gone)]
+        wanted = [item for item in wanted if item not in deleted]
+    problems += [found[item] for item in wanted if found[item]]
+    signature = check_signature(known.anchor, keys)
     return Verified(report, signature, storage, problems, len(wanted), unchecked, len(deleted))
+
+
+def _went(item: NamedEvidence, deleted: frozenset[str]) -> bool:
+    return item.evidence.store == "checkpoint" and item.evidence.key in deleted
 
 
 def evidence_getters(

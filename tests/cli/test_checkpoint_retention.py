@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 from operator_objects import training_job
-from rollback_trail import RUN, audit_objects, rollback_trail
+from rollback_trail import RUN, audit_objects, going, rollback_trail
 from trimtab_cli.bucket_versions import Versioning, storage_report
 from trimtab_cli.checkpoint_view import CHECKPOINT_COLUMNS, checkpoint_rows, retention_fates, table_row
 from trimtab_cli.output import Format, Output
@@ -15,36 +15,13 @@ from trimtab_cli.report.span import Span
 from trimtab_cli.trail import read_trail
 from trimtab_cli.trail_file import TrailFile
 from trimtab_cli.trail_verification import Verified, report_lines, verify_file
-from trimtab_contract.journal import JournalRecord, Phase, canonical_bytes, parse_record, record_hash
+from trimtab_contract.journal import canonical_bytes, parse_record, record_hash
 from trimtab_operator.resources import parse_training_job_spec
 from trimtab_operator.run_state import RunPhase
 
 Bodies = list[tuple[int, bytes]]
 SPEC = parse_training_job_spec(training_job()["spec"])
 NEWEST = 320
-
-
-def going(bodies: Bodies, step: int, *, gone: bool = False) -> Bodies:
-    """The trail with the intent to delete the checkpoint of a step behind it, and with the result if it is gone."""
-    (key,) = [one.reference for one in read_trail(bodies).state.checkpoints if one.reference.step == step]
-    last = parse_record(bodies[-1][1])
-    record = JournalRecord(
-        seq=last.seq + 1,
-        prev=record_hash(bodies[-1][1]),
-        id=f"checkpoint/{key.key}/Deleting",
-        time=last.time,
-        actor=last.actor,
-        action="Deleting",
-        phase=Phase.INTENT,
-        after={"checkpoint": msgspec.to_builtins(key), "attempt": 1, "why": "nothing keeps it"},
-    )
-    announced = [*bodies, (record.seq, canonical_bytes(record))]
-    if not gone:
-        return announced
-    head = record_hash(announced[-1][1])
-    said: dict[str, Any] = {"phase": Phase.RESULT, "after": {"key": key.key}, "outcome": "Deleted"}
-    result = msgspec.structs.replace(record, seq=record.seq + 1, prev=head, **said)
-    return [*announced, (result.seq, canonical_bytes(result))]
 
 
 def verified(bodies: Bodies, *, without: int) -> Verified:

@@ -16,8 +16,9 @@ from click.testing import Result
 from control_plane_fixture import ControlPlane
 from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import guard_incident, incident_plan, training_job
-from rollback_trail import TrailOptions, audit_objects, rollback_trail
+from rollback_trail import TrailOptions, audit_objects, going, rollback_trail
 from trimtab_cli.__main__ import app
+from trimtab_cli.access import Access, Bodies
 from trimtab_cli.errors import UsageError
 from trimtab_contract.checkpoints import (
     CheckpointManifest,
@@ -211,6 +212,29 @@ def test_the_audit_bucket_is_found_through_the_operator(laboratory: Laboratory) 
     assert answer["problems"] == []
     assert answer["vouchedUntil"] == answer["headSeq"]
     assert answer["evidenceFetched"] == 5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_checkpoint_that_is_deleted_while_its_trail_is_read_is_not_missed(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packed: bool
+) -> None:
+    read, client = Access.journal, laboratory.store.client()
+
+    def journal(access: Access, run: RunId) -> Bodies:
+        bodies = read(access, run)
+        if len(bodies) == len(rollback_trail()):
+            seq, body = going(list(bodies), 300)[-1]
+            client.put_object(Bucket=laboratory.audit, Key=journal_record(run, seq), Body=body)
+            client.delete_object(Bucket=laboratory.training, Key=laboratory.manifests[1][0])
+        return bodies
+
+    monkeypatch.setattr(Access, "journal", journal)
+    trail = "demo"
+    if packed:
+        trail = str(tmp_path / "trail.zip")
+        assert laboratory.trimtab("audit", "export", "demo", f"--output={trail}").exit_code == 0
+    answer = laboratory.json("audit", "verify", trail)
+    assert (answer["problems"], answer["evidenceDeleted"], answer["evidenceFetched"]) == ([], 1, 4)
 
 
 @pytest.mark.parametrize("newer", [False, True])

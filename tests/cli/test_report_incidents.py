@@ -24,7 +24,7 @@ from trimtab_cli.report.records import Sources
 from trimtab_cli.report.subject import Subject
 from trimtab_cli.report.views import Block, Report
 from trimtab_cli.trail import examine, understood_trail
-from trimtab_cli.trail_verification import Verified
+from trimtab_cli.trail_verification import Known, StoredTrail, Verified
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.journal import Evidence, plain
 from trimtab_contract.keys import RunId, policy_text
@@ -79,7 +79,7 @@ def report_of(
     trail = understood_trail(tuple(bodies))
     verified = Verified(examine(tuple(bodies), run=run), check_signature(None, ()), None, [], 0, 0)
     sources = Sources(evidence, archive if records is not None else None, "it is gone")
-    subject = Subject(run, incident or trail.state.incident_names[-1], tuple(bodies), trail)
+    subject = Subject(run, incident or trail.state.incident_names[-1], StoredTrail(Known(), tuple(bodies)), trail)
     found = compose(tell(subject), verified, sources)
     Balanced(page(found))
     return found

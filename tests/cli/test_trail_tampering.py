@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from object_store_fixture import ADMIN, ObjectStoreServer
 from rollback_trail import TrailOptions, audit_objects, rewritten, rollback_trail
 from trimtab_cli.__main__ import app
+from trimtab_cli.access import Access, Bodies
 from trimtab_contract.anchors import Anchor, anchor_name
 from trimtab_contract.journal import parse_record, record_hash
 from trimtab_contract.keys import RunId, journal_record
@@ -239,6 +240,39 @@ def test_after_a_change_of_keys_either_is_given_and_a_key_that_signed_nothing_is
     trail.anchor(Anchor(run=str(trail.run), seq=LENGTH, hash=trail.hash(LENGTH)))
     code, answer = trail.verify()
     assert (code, answer["problems"]) == (1, [f"the anchor of record {LENGTH} is not signed"])
+
+
+@pytest.fixture
+def growing(make: Make, monkeypatch: pytest.MonkeyPatch) -> Trail:
+    """A trail that gets its last two records, and an anchor at the last one, just after somebody has read it."""
+    trail, read = make(False), Access.journal
+    cut_behind_the_anchor(trail)
+
+    def journal(access: Access, run: RunId) -> Bodies:
+        bodies = read(access, run)
+        for seq, body in trail.bodies[ANCHORED:]:
+            trail.put(seq, body)
+        trail.anchor(trail.signer.sign(Anchor(run=str(trail.run), seq=LENGTH, hash=trail.hash(LENGTH))))
+        return bodies
+
+    monkeypatch.setattr(Access, "journal", journal)
+    return trail
+
+
+def test_a_run_that_goes_on_while_its_trail_is_read_is_not_taken_for_one_that_was_cut(growing: Trail) -> None:
+    code, answer = growing.verify()
+    assert (code, answer["problems"]) == (0, [])
+    assert (answer["anchoredUntil"], answer["headSeq"]) == (ANCHORED, ANCHORED)
+    code, answer = growing.verify()
+    assert (code, answer["anchoredUntil"], answer["headSeq"]) == (0, LENGTH, LENGTH)
+
+
+def test_the_file_of_a_run_that_goes_on_proves_itself(growing: Trail) -> None:
+    file = growing.folder / "growing.zip"
+    exported = growing.trimtab("export", str(growing.run), "-o", str(file), "--without-checkpoints")
+    assert exported.exit_code == 0, exported.output
+    result = growing.trimtab("verify", str(file), f"--public-key={growing.key}", "-o", "json")
+    assert (result.exit_code, json.loads(result.stdout)["problems"]) == (0, [])
 
 
 def test_an_exported_trail_is_one_file_of_the_same_bytes_that_proves_itself_with_nothing_else(

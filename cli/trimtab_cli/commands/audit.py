@@ -20,12 +20,13 @@ from trimtab_cli.trail_verification import (
     Verified,
     as_json,
     gather_trail,
+    read_stored,
     report_lines,
     verify_file,
     verify_run,
 )
 
-__all__ = ["Verified", "app", "as_json", "verify_run"]
+__all__ = ["Verified", "app", "as_json", "read_stored", "verify_run"]
 
 PublicKeyOption = Annotated[
     list[Path] | None,
@@ -106,8 +107,8 @@ def verify(
     else:
         run = access.run(job)
         with output.busy("reading the trail"):
-            bodies = access.journal(run)
-        verified = verify_run(output, access, run, bodies, checkpoints=not without_checkpoints, keys=keys)
+            stored = read_stored(access, run)
+        verified = verify_run(output, access, run, stored, checkpoints=not without_checkpoints, keys=keys)
     output.result(as_json(run, verified), lambda: _show(output, report_lines(run, verified)))
     raise typer.Exit(1 if verified.problems else 0)
 
@@ -134,8 +135,8 @@ def export(
     keys = load_public_keys(public_key or ())
     run = access.run(job)
     with output.busy("reading the trail"):
-        bodies = access.journal(run)
-    trail = gather_trail(output, access, run, bodies, checkpoints=not without_checkpoints, keys=keys)
+        stored = read_stored(access, run)
+    trail = gather_trail(output, access, run, stored, checkpoints=not without_checkpoints, keys=keys)
     path = target or Path(f"{run.name}-trail.zip")
     size = pack(path, trail)
     summary = {
@@ -143,7 +144,7 @@ def export(
         "file": str(path),
         "bytes": size,
         "sha256": sha256_hex(path.read_bytes()),
-        "records": len(bodies),
+        "records": len(trail.bodies),
         "objects": len(trail.objects),
         "anchoredUntil": trail.anchor.seq if trail.anchor is not None else 0,
     }

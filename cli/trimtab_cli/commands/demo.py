@@ -13,7 +13,7 @@ from trimtab_contract.data_position import SkipLedger
 from trimtab_cli.access import Access
 from trimtab_cli.batch_logs import read_batch_logs, read_surviving_records
 from trimtab_cli.cluster_choice import ClusterChoice, KubernetesObject
-from trimtab_cli.commands.audit import as_json, verify_run
+from trimtab_cli.commands.audit import as_json, read_stored, verify_run
 from trimtab_cli.commands.sandbox import bring_up
 from trimtab_cli.demo.display import display
 from trimtab_cli.demo.findings import Finding, damage_incident, judge_run
@@ -108,9 +108,9 @@ def _follow(output: Output, access: Access, seconds: float) -> KubernetesObject:
 def _examine(output: Output, access: Access, job: KubernetesObject) -> dict[str, Any]:
     """Read the trail, the batch logs and the records, and hold them against what the demo promises."""
     run = access.run(JOB)
-    bodies = access.journal(run)
-    trail = read_trail(bodies)
-    verified = verify_run(output, access, run, bodies)
+    stored = read_stored(access, run)
+    trail = read_trail(stored.bodies)
+    verified = verify_run(output, access, run, stored)
     store, root = access.checkpoints(job)
     config = job["spec"]["trainer"]["config"]
     ledger = SkipLedger(trail.state.directive.skip if trail.state.directive else ())

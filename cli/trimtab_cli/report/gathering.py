@@ -37,7 +37,7 @@ def gather(
     """Verify the trail, read all that belongs to the incident, and say it as values."""
     store = checkpoints.store
     verified = verify_run(
-        output, access, subject.run, subject.bodies, checkpoints=store is not None, store=store, keys=keys
+        output, access, subject.run, subject.stored, checkpoints=store is not None, store=store, keys=keys
     )
     archive = archive_reader(store, checkpoints.root, subject.run) if store is not None else None
     telling = tell(subject)
@@ -60,7 +60,7 @@ def tell(subject: Subject) -> Telling:
     ends = _closing_seq(subject.trail, subject.incident)
     then = subject.trail
     if ends is not None:
-        then = understood_trail([one for one in subject.bodies if one[0] <= ends])
+        then = understood_trail([one for one in subject.stored.bodies if one[0] <= ends])
     chapters = read_chapters(then.counted, subject.incident)
     return Telling(subject, then, Story(then.state, chapters, _incident(then, subject.incident)))
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from trimtab_contract.keys import RunId
 
-from trimtab_cli.access import Access, Bodies
+from trimtab_cli.access import Access
 from trimtab_cli.errors import NotFound
 from trimtab_cli.trail import Trail, understood_trail
+from trimtab_cli.trail_verification import StoredTrail, read_stored
 
 NEWEST = "last"
 _INCIDENT = re.compile(r"(?P<job>.+)-(?:a[0-9]+-s[0-9]+(?:-[0-9]+)?|[a-z]+-[0-9a-f]{8})", re.ASCII)
@@ -20,7 +21,7 @@ class Subject:
 
     run: RunId
     incident: str
-    bodies: Bodies
+    stored: StoredTrail
     trail: Trail
 
 
@@ -43,12 +44,12 @@ def find_subject(access: Access, name: str, incident: str = NEWEST) -> Subject:
 
 
 def _of_run(access: Access, run: RunId, incident: str) -> Subject:
-    bodies = access.journal(run)
-    trail = understood_trail(bodies)
+    stored = read_stored(access, run)
+    trail = understood_trail(stored.bodies)
     names = trail.state.incident_names
     if incident == NEWEST and names:
         incident = names[-1]
     if incident not in names:
         had = f"it has had {', '.join(names)}" if names else "it has had none"
         raise NotFound(f"Run {run} has had no incident{'' if incident == NEWEST else f' {incident}'}; {had}.")
-    return Subject(run, incident, bodies, trail)
+    return Subject(run, incident, stored, trail)
