@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from trimtab_trainer.collectives import World
+from trimtab_trainer.optim.coefficients import QUINTIC
 from trimtab_trainer.optim.division import Task, assigned, matrix_cost
-from trimtab_trainer.optim.muon import orthogonal_updates
-from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES
+from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, newton_schulz
 from trimtab_trainer.optim.shared_results import SharedResults
 
 from benchmarks.figures import Figure, Measurement, ratios, write
@@ -64,7 +64,7 @@ class Rank:
 
     def orthogonalise(self, index: int) -> Tensor:
         """The update that follows from one direction."""
-        return orthogonal_updates(self.directions[index][None], SETTINGS)
+        return newton_schulz(self.directions[index][None], QUINTIC, COMPUTE_TYPES[SETTINGS.newton_schulz_dtype])
 
     def orthogonalise_all(self) -> None:
         """Every matrix."""

@@ -177,9 +177,9 @@ def test_each_matrix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[tuple[int, tuple[int, ...]]] = []
     original = muon.orthogonal_updates
 
-    def counted(directions: Tensor, config: MuonClipConfig) -> Tensor:
-        computed.append((threading.get_ident(), tuple(directions.shape)))
-        return original(directions, config)
+    def counted(normalised: Tensor, config: MuonClipConfig) -> Tensor:
+        computed.append((threading.get_ident(), tuple(normalised.shape)))
+        return original(normalised, config)
 
     monkeypatch.setattr(muon, "orthogonal_updates", counted)
     Rank(SETTINGS).trained()

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS, QUINTIC
 from trimtab_trainer.optim.config import CoefficientSet, MuonClipConfig
-from trimtab_trainer.optim.muon import Muon, advance_momentum, apply_updates, orthogonal_updates
+from trimtab_trainer.optim.muon import Muon, apply_updates, directions, orthogonal_updates
 from trimtab_trainer.optim.newton_schulz import newton_schulz
 from trimtab_trainer.optim.weights import Weight
+from trimtab_trainer.tensors import row_pieces
 
 EXACT = MuonClipConfig(newton_schulz_dtype="float64", momentum=0.9, nesterov=False, decay=0.1)
 
 Updates = Callable[[Tensor, Tensor, MuonClipConfig], Tensor]
-Apply = Callable[[list[Tensor], Tensor, float, float], None]
+Apply = Callable[[list[Tensor], Tensor, float, float], object]
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -24,7 +25,7 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
 
 
 def muon_updates(gradients: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
-    return orthogonal_updates(advance_momentum(gradients, momentum, config), config)
+    return orthogonal_updates(directions(gradients.unbind(), momentum.unbind(), config), config)
 
 
 def weights(parameters: dict[str, Tensor], decay: float = 0.1) -> list[Weight]:
@@ -113,6 +114,21 @@ def test_decay_is_decoupled_and_uses_the_base_rate() -> None:
     check_decay(apply_updates)
 
 
+@pytest.mark.parametrize("shape", [(300, 512), (5, 1 << 15), ((1 << 15) + 10, 4)])
+def test_a_matrix_of_several_pieces_is_updated_like_one_in_one_piece(shape: tuple[int, int]) -> None:
+    gradient, momentum, weight = (gaussian(*shape, seed=seed) for seed in (1, 2, 3))
+    pieces = list(row_pieces(gradient))
+    assert len({len(piece) for (piece,) in pieces}) == 2, "the last one is shorter"
+    direction = gradient + 0.9 * momentum
+    updates = directions([gradient], [momentum], EXACT)
+    torch.testing.assert_close(momentum, direction, rtol=1e-15, atol=1e-15)
+    torch.testing.assert_close(updates[0], direction / direction.norm(), rtol=1e-12, atol=1e-14)
+    changed = weight.clone()
+    norms = apply_updates([changed], updates, 0.01, 0.1)
+    torch.testing.assert_close(changed, weight - 0.01 * (updates[0] + 0.1 * weight), rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(norms, torch.ones(1).double(), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("mutant", [aliased_momentum, averaged_momentum])
 def test_the_momentum_check_refuses(mutant: Updates) -> None:
     with pytest.raises(AssertionError):
@@ -199,9 +215,10 @@ def test_a_missing_gradient_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("coefficients", ["quintic", "tuned_quintic", "polar_express", "deepseek_v4", "cubic"])
 def test_the_scale_folded_into_the_last_polynomial_is_the_scale_of_the_result(coefficients: CoefficientSet) -> None:
-    directions = gaussian(2, 8, 24)
-    expected = newton_schulz(directions, COEFFICIENT_SETS[coefficients], torch.float64) * 0.2 * math.sqrt(24)
-    scaled = orthogonal_updates(directions, replace(EXACT, coefficients=coefficients))
+    matrices = gaussian(2, 8, 24)
+    expected = newton_schulz(matrices, COEFFICIENT_SETS[coefficients], torch.float64) * 0.2 * math.sqrt(24)
+    normalised = matrices / matrices.norm(dim=(-2, -1), keepdim=True)
+    scaled = orthogonal_updates(normalised, replace(EXACT, coefficients=coefficients))
     torch.testing.assert_close(scaled, expected, rtol=1e-11, atol=1e-12)
 
 

@@ -1,8 +1,8 @@
 """Typed doors to the parts of PyTorch that its type stubs leave open."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ Result = TypeVar("Result")
 IGNORED_TARGET = -100
 """A target that no loss counts; what `torch.nn.functional.cross_entropy` ignores by default."""
 
+PIECE_ELEMENTS: Final = 1 << 16
+"""How much of a matrix is taken through several passes at once: a few such pieces in float32 fit a core's cache."""
+
 
 def frobenius_norms(matrices: Tensor) -> Tensor:
     """Return the Frobenius norm [..., 1, 1] of each of `matrices` [..., rows, columns], in float32 at least."""
@@ -24,6 +27,23 @@ def frobenius_norms(matrices: Tensor) -> Tensor:
             matrices, dim=(-2, -1), keepdim=True, dtype=kind
         ),
     )
+
+
+def joined_norm(norms: Sequence[Tensor]) -> Tensor:
+    """Return the Euclidean norm [1, 1] of something whose parts have these norms [1, 1]."""
+    return norms[0] if len(norms) == 1 else frobenius_norms(torch.cat(list(norms)))
+
+
+def row_pieces(*matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Cut matrices of one shape [rows, columns] between the same rows; yield the pieces [some rows, columns] of each.
+
+    A piece stays in a core's cache from one pass over it to the next. On an accelerator, where every pass has to be
+    launched, the only piece is all of it. The cuts follow from the shape alone.
+    """
+    rows, columns = matrices[0].shape
+    most = max(PIECE_ELEMENTS // columns, 1) if matrices[0].device.type == "cpu" else rows
+    for start in range(0, rows, most):
+        yield tuple(matrix[start : start + most] for matrix in matrices)
 
 
 def global_norm(tensors: Sequence[Tensor]) -> float:

@@ -17,10 +17,10 @@ from torch import Tensor
 from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS, Polynomials
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.division import Task, matrix_cost
-from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, newton_schulz
+from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, normalise, orthogonalised
 from trimtab_trainer.optim.shared_results import Peers, SharedResults
 from trimtab_trainer.optim.weights import Weight
-from trimtab_trainer.tensors import frobenius_norms
+from trimtab_trainer.tensors import frobenius_norms, joined_norm, row_pieces
 
 SLAB_BYTES: Final = 1 << 18
 """How much, in the type of the products, is multiplied at once on the CPU, where stacks that leave the cache cost more
@@ -69,10 +69,7 @@ class Muon:
         norms: dict[int, Tensor] = {}
         for place, updates in self._updates(gradients):
             slab = self._slabs[place]
-            # Widened once, for the norm and for the addition.
-            wide = updates.to(torch.promote_types(updates.dtype, torch.float32))
-            norms[place] = frobenius_norms(wide).flatten()
-            apply_updates([block.value for block in slab], wide, lr, slab[0].decay)
+            norms[place] = apply_updates([block.value for block in slab], updates, lr, slab[0].decay)
         # Added up in one order, whoever computed which.
         ordered = [norms[place] for place in sorted(norms)]
         return float(torch.cat(ordered).double().square().sum()) if ordered else 0.0
@@ -97,13 +94,9 @@ class Muon:
 
     def _orthogonalised(self, place: int, gradients: Gradients) -> Tensor:
         """Advance the momentum of one slab; return the updates that follow from it."""
-        directions = [
-            advance_momentum(gradients[block.name][block.index], block.momentum, self._config)
-            for block in self._slabs[place]
-        ]
-        # One matrix needs no copy.
-        stack = torch.stack(directions) if len(directions) > 1 else directions[0][None]
-        return orthogonal_updates(stack, self._config)
+        slab = self._slabs[place]
+        own = [gradients[block.name][block.index] for block in slab]
+        return orthogonal_updates(directions(own, [block.momentum for block in slab], self._config), self._config)
 
     def _keep_up(self, places: Iterable[int], gradients: Gradients) -> None:
         """Advance the momentum of matrices that others orthogonalise: every rank has the whole state."""
@@ -133,33 +126,59 @@ class _Block:
     decay: float
 
 
-def advance_momentum(gradient: Tensor, momentum: Tensor, config: MuonClipConfig) -> Tensor:
-    """Advance `momentum` in place and return what is to be orthogonalised, which must not be written to.
+def directions(gradients: Sequence[Tensor], momenta: Sequence[Tensor], config: MuonClipConfig) -> Tensor:
+    """Advance each momentum [rows, columns] in place; return what is to be orthogonalised [count, rows, columns].
 
-    M = mu M + G; the direction is M, or with Nesterov G + mu M. Any shape; a gradient of fewer bits is widened.
+    M = mu M + G; the direction is M, or with Nesterov G + mu M, divided by its Frobenius norm, in the compute type. A
+    gradient of fewer bits is widened; the norm is that of the direction before it is rounded.
     """
-    _accumulate(gradient, momentum, config)
-    return torch.add(gradient, momentum, alpha=config.momentum) if config.nesterov else momentum
+    rounded = torch.empty(
+        (len(momenta), *momenta[0].shape),
+        dtype=COMPUTE_TYPES[config.newton_schulz_dtype],
+        device=momenta[0].device,
+    )
+    norms = [_advance(*each, config) for each in zip(gradients, momenta, rounded.unbind(), strict=True)]
+    return normalise(rounded, torch.stack(norms))
 
 
-def orthogonal_updates(directions: Tensor, config: MuonClipConfig) -> Tensor:
-    """Return the updates before the learning rate, of `directions` [count, rows, columns], in the compute type.
+def orthogonal_updates(normalised: Tensor, config: MuonClipConfig) -> Tensor:
+    """Return the updates of `normalised` directions [count, rows, columns] before the learning rate, in their type.
 
     NS(direction) times 0.2 sqrt(max(rows, columns)): a root mean square of about 0.2 at full rank.
     """
-    scale = 0.2 * math.sqrt(max(directions.shape[-2:]))
-    return newton_schulz(
-        directions,
-        _scaled(COEFFICIENT_SETS[config.coefficients], scale),
-        COMPUTE_TYPES[config.newton_schulz_dtype],
-        gram=config.gram,
-    )
+    scale = 0.2 * math.sqrt(max(normalised.shape[-2:]))
+    return orthogonalised(normalised, _scaled(COEFFICIENT_SETS[config.coefficients], scale), gram=config.gram)
 
 
-def apply_updates(parameters: Sequence[Tensor], updates: Iterable[Tensor], lr: float, decay: float) -> None:
-    """W = W - lr (update + decay W), in place; the decay uses the base rate, not the scaled one."""
-    for parameter, update in zip(parameters, updates, strict=True):
-        parameter.mul_(1 - lr * decay).add_(update, alpha=-lr)
+def apply_updates(parameters: Sequence[Tensor], updates: Tensor, lr: float, decay: float) -> Tensor:
+    """W = W - lr (update + decay W), in place; the decay uses the base rate, not the scaled one.
+
+    `updates` [count, rows, columns] may have fewer bits than the parameters. Returns their Frobenius norms [count].
+    """
+    norms = [_apply(*each, lr, decay) for each in zip(parameters, updates.unbind(), strict=True)]
+    return torch.cat(norms).flatten()
+
+
+def _advance(gradient: Tensor, momentum: Tensor, rounded: Tensor, config: MuonClipConfig) -> Tensor:
+    """Advance one momentum, write its direction into `rounded`; return the direction's norm [1, 1]."""
+    norms: list[Tensor] = []
+    for gradients, momenta, target in row_pieces(gradient, momentum, rounded):
+        _accumulate(gradients, momenta, config)
+        direction = torch.add(gradients, momenta, alpha=config.momentum) if config.nesterov else momenta
+        target.copy_(direction)
+        norms.append(frobenius_norms(direction))
+    return joined_norm(norms)
+
+
+def _apply(parameter: Tensor, update: Tensor, lr: float, decay: float) -> Tensor:
+    """Update one parameter; return the update's norm [1, 1]."""
+    norms: list[Tensor] = []
+    for values, changes in row_pieces(parameter, update):
+        # Widened once, for the norm and for the addition.
+        wide = changes.to(torch.promote_types(changes.dtype, torch.float32))
+        norms.append(frobenius_norms(wide))
+        values.mul_(1 - lr * decay).add_(wide, alpha=-lr)
+    return joined_norm(norms)
 
 
 def _scaled(polynomials: Polynomials, scale: float) -> Polynomials:
