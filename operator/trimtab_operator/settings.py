@@ -65,6 +65,19 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         return tuple(filter(None, (part.strip() for part in value.split(",")))) if isinstance(value, str) else value
 
+    @field_validator(
+        "redis_username",
+        "redis_password",
+        "audit_access_key_id",
+        "audit_secret_access_key",
+        "webhook_url",
+        mode="before",
+    )
+    @classmethod
+    def _without_line_end(cls, value: Any) -> Any:
+        """A Secret that was made from a file ends with a line break, which is no part of what it holds."""
+        return value.rstrip("\r\n") if isinstance(value, str) else value
+
     @field_validator("trainer_redis_url", "audit_endpoint", mode="before")
     @classmethod
     def _absent_when_empty(cls, value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from checkpoint_ranks import FAST, Ranks, new_state
-from object_store_fixture import Credentials, ObjectStoreServer
+from object_store_fixture import ADMIN, Credentials, ObjectStoreServer
 from refusing_store import SECRET_WORD, refusing_store
 from trimtab_cli.adapters.object_store import BucketAddress
 from trimtab_cli.adapters.object_store import ObjectStore as CommandStore
@@ -129,3 +129,21 @@ def test_what_the_real_server_answers_is_told_in_the_same_words(object_store: Ob
         CommandStore(BucketAddress(bucket, object_store.endpoint, "admin-access", "x")).sizes("")
     with pytest.raises(CliError, match="The bucket no-such-bucket does not exist"):
         CommandStore(BucketAddress("no-such-bucket", object_store.endpoint, "admin-access", "admin-secret")).sizes("")
+
+
+async def test_operator_and_command_line_take_keys_without_the_line_break_of_a_secret_made_from_files(
+    object_store: ObjectStoreServer, stores: S3CheckpointStores
+) -> None:
+    bucket = object_store.new_bucket()
+    object_store.client().put_object(Bucket=bucket, Key="key", Body=b"body")
+    access, secret = f"{ADMIN.access_key}\n", f"{ADMIN.secret_key}\n"
+    held = {"AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": secret}
+    assert await stores.open(f"s3://{bucket}", object_store.endpoint, held).get("key") == b"body"
+    assert CommandStore(BucketAddress(bucket, object_store.endpoint, access, secret)).get("key") == b"body"
+
+
+def test_a_request_that_cannot_be_sent_is_not_quoted_by_the_command_line(object_store: ObjectStoreServer) -> None:
+    broken = BucketAddress("bucket", object_store.endpoint, f"{ADMIN.access_key}\nmore", ADMIN.secret_key)
+    with pytest.raises(CliError, match="HTTPClientError") as caught:
+        CommandStore(broken).get("key")
+    assert ADMIN.access_key not in str(caught.value)

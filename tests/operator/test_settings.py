@@ -88,6 +88,22 @@ def test_secrets_do_not_show_in_the_settings_text() -> None:
     assert "hunter3" not in text
 
 
+def test_values_of_secrets_that_were_made_from_files_are_taken_without_their_line_breaks() -> None:
+    secrets = {
+        "TRIMTAB_REDIS_USERNAME": "admin",
+        "TRIMTAB_REDIS_PASSWORD": " hunter2 ",
+        "TRIMTAB_AUDIT_ACCESS_KEY_ID": "key",
+        "TRIMTAB_AUDIT_SECRET_ACCESS_KEY": "hunter3",
+        "TRIMTAB_WEBHOOK_URL": "https://hooks.example/T0/s3cr3t",
+    }
+    for end in ("\n", "\r\n"):
+        from_files = load_settings({**GOOD, **{name: f"{value}{end}" for name, value in secrets.items()}})
+        assert from_files.model_dump() == load_settings({**GOOD, **secrets}).model_dump()
+    assert load_settings({**GOOD, "TRIMTAB_WEBHOOK_URL": "\n"}).webhook_url is None
+    with pytest.raises(InvalidSettings, match="TRIMTAB_AUDIT_SECRET_ACCESS_KEY"):
+        load_settings({**GOOD, "TRIMTAB_AUDIT_SECRET_ACCESS_KEY": "\n"})
+
+
 def test_the_webhooks_address_is_optional_and_never_shown() -> None:
     assert load_settings({**GOOD, "TRIMTAB_WEBHOOK_URL": ""}).webhook_url is None
     settings = load_settings({**GOOD, "TRIMTAB_WEBHOOK_URL": "https://hooks.example/T0/s3cr3t"})

@@ -62,6 +62,24 @@ def test_a_refusal_names_the_setting_and_never_the_secret(
     assert f" {credentials.secret_key} " not in f" {caught.value} "
 
 
+def test_keys_of_a_secret_that_was_made_from_files_are_taken_without_their_line_breaks(
+    object_store: ObjectStoreServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"{ADMIN.access_key}\n")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{ADMIN.secret_key}\n")
+    store = ObjectStore(bucket, endpoint=object_store.endpoint)
+    store.put("key", b"body")
+    assert store.get("key") == b"body"
+
+
+def test_a_request_that_cannot_be_sent_is_not_quoted(object_store: ObjectStoreServer, bucket: str) -> None:
+    broken = Credentials(f"{ADMIN.access_key}\nmore", ADMIN.secret_key)
+    with pytest.raises(StoreUnavailable, match="HTTPClientError") as caught:
+        opened(object_store, bucket, broken).put("key", b"body")
+    assert "Signature" not in str(caught.value)
+    assert ADMIN.access_key not in str(caught.value)
+
+
 def test_a_server_that_does_not_answer_is_unavailable(object_store: ObjectStoreServer, bucket: str) -> None:
     store = opened(object_store, bucket)
     store.put("key", b"body")

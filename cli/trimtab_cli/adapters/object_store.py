@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from boto3.session import Session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from trimtab_contract.store_answers import StoreAnswer, advice, region_of, store_answer
 from urllib3.exceptions import HTTPError
 
@@ -37,8 +37,9 @@ class ObjectStore:
             "s3",
             endpoint_url=address.endpoint or None,
             region_name=region_of(address.endpoint),
-            aws_access_key_id=address.access_key or None,
-            aws_secret_access_key=address.secret_key or None,
+            # The line break at the end of a Secret made from a file is none of a key.
+            aws_access_key_id=address.access_key.strip() or None,
+            aws_secret_access_key=address.secret_key.strip() or None,
             config=Config(
                 connect_timeout=3, read_timeout=30, retries={"total_max_attempts": 3}, s3={"addressing_style": "path"}
             ),
@@ -138,5 +139,6 @@ class ObjectStore:
                 raise Unreachable(f"{where} refuses {key}: {why} ({code})") from error
             raise NotAllowed(f"{where} refuses {key}: {why or 'it says no more'} ({code})") from error
         except (BotoCoreError, HTTPError, OSError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            # Of what the library did not expect it quotes the request, signature included.
+            reason = type(error).__name__ if type(error) is HTTPClientError else " ".join(str(error).split())
             raise Unreachable(f"{where} does not answer: {reason}") from error

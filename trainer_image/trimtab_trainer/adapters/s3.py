@@ -1,15 +1,18 @@
 """The object store: the only module of the trainer that speaks S3."""
 
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+from botocore.response import StreamingBody
 from trimtab_contract.store_answers import StoreAnswer, advice, region_of, store_answer
 
 from trimtab_trainer.errors import ObjectMissing, StoreError, StoreRefused, StoreUnavailable
@@ -49,6 +52,25 @@ class StoreTimeouts:
     attempts: int = MAX_ATTEMPTS
 
 
+class Destination(Protocol):
+    """Memory in which bytes are to arrive, one piece after another."""
+
+    def room(self) -> memoryview:
+        """Where the next ones belong; empty when all are there."""
+        ...
+
+    def take(self, count: int, /) -> None:
+        """The first `count` bytes of the room have arrived."""
+        ...
+
+
+class _Stretch(NamedTuple):
+    """Bytes on their way, and how many the whole object has."""
+
+    body: Any
+    whole_size: int
+
+
 class ObjectStore:
     """One bucket. Keys are whole: callers put the run's root in front (`trimtab_contract.keys`).
 
@@ -67,18 +89,20 @@ class ObjectStore:
     ) -> None:
         """Credentials left out are taken from the environment, as every AWS tool does."""
         self.bucket = bucket
-        self._client: Any = boto3.Session().client(  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
+        own = {"aws_access_key_id": access_key, "aws_secret_access_key": secret_key}
+        identity = own if access_key or secret_key else _of_environment()
+        make = cast("Callable[..., Any]", boto3.Session().client)  # pyright: ignore[reportUnknownMemberType] boto3 carries no types
+        self._client = make(
             "s3",
             endpoint_url=endpoint,
             region_name=region_of(endpoint or ""),
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret_key,
             config=Config(
                 connect_timeout=timeouts.connect_seconds,
                 read_timeout=timeouts.read_seconds,
                 retries={"mode": "standard", "total_max_attempts": timeouts.attempts},
                 s3={"addressing_style": "path"},
             ),
+            **identity,
         )
 
     def put(self, key: str, body: bytes | Path) -> None:
@@ -107,17 +131,31 @@ class ObjectStore:
         Fewer bytes come where the object ends before; none, and the size 0, where it ends before `offset`.
         """
         with self._translated("GetObject", key):
-            try:
-                answer = self._client.get_object(
-                    Bucket=self.bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}"
-                )
-            except ClientError as error:
-                if _code(error) in _BEYOND_THE_END:
-                    return 0
-                raise
-            for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
+            found = self._stretch(key, offset, length)
+            for chunk in found.body.iter_chunks(CHUNK_BYTES):
                 into(chunk)
-            return int(str(answer["ContentRange"]).rpartition("/")[2])
+            return found.whole_size
+
+    def fill(self, key: str, offset: int, length: int, into: Destination) -> int:
+        """Write `length` bytes from `offset` on to where `into` wants them; returns as `stretch` does.
+
+        No bytes come that `into` has no room for.
+        """
+        with self._translated("GetObject", key):
+            found = self._stretch(key, offset, length)
+            with closing(found.body) as body:
+                while (room := into.room()) and (count := body.readinto(room)):
+                    into.take(count)
+            return found.whole_size
+
+    def _stretch(self, key: str, offset: int, length: int) -> _Stretch:
+        try:
+            answer = self._client.get_object(Bucket=self.bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}")
+        except ClientError as error:
+            if _code(error) in _BEYOND_THE_END:
+                return _Stretch(StreamingBody(BytesIO(), None), 0)
+            raise
+        return _Stretch(answer["Body"], int(str(answer["ContentRange"]).rpartition("/")[2]))
 
     def begin_parts(self, key: str) -> str:
         """Begin an upload in parts; returns its id. Nothing is visible under `key` before `complete_parts`."""
@@ -198,7 +236,9 @@ class ObjectStore:
             )
             raise StoreRefused(message) from error
         except BotoCoreError as error:
-            message = f"{operation} {self.bucket}/{key}: {type(error).__name__}: {error}"
+            # Of what the library did not expect it quotes the request, signature included.
+            told = "" if type(error) is HTTPClientError else f": {error}"
+            message = f"{operation} {self.bucket}/{key}: {type(error).__name__}{told}"
             raise StoreUnavailable(message) from error
 
     def _translate(self, error: ClientError, operation: str, key: str) -> StoreError:
@@ -221,6 +261,19 @@ class ObjectStore:
                 "check the credentials and what they may do"
             )
         return StoreRefused(f"{operation} {self.bucket}/{key} was refused: {code or status}")
+
+
+def _of_environment() -> dict[str, str]:
+    """The environment's keys, where both are there. The line break at the end of a Secret made from a file is none of
+    a key, and no request could be sent with it."""
+    names = {
+        "aws_access_key_id": "AWS_ACCESS_KEY_ID",
+        "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
+        "aws_session_token": "AWS_SESSION_TOKEN",
+    }
+    found = {argument: os.environ.get(name, "").strip() for argument, name in names.items()}
+    both = found["aws_access_key_id"] and found["aws_secret_access_key"]
+    return {argument: value for argument, value in found.items() if value} if both else {}
 
 
 def _headers(response: Mapping[str, Any]) -> Mapping[str, Any]:
