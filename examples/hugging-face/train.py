@@ -1,4 +1,4 @@
-"""A small Llama, built from its configuration, trained by Hugging Face's Trainer under guard.
+"""A small Llama, built from its configuration, trained with MuonClip by Hugging Face's Trainer under guard.
 
 torchrun starts it on every rank; `trainingjob.yaml` beside it says with what.
 """
@@ -6,7 +6,9 @@ torchrun starts it on every rank; `trainingjob.yaml` beside it says with what.
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from trimtab_trainer.integrations.hugging_face import GuardedTrainer
+from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.run import Run, launch
+from trimtab_trainer.optim import MuonClipConfig
 
 
 def train(run: Run) -> None:
@@ -20,6 +22,7 @@ def train(run: Run) -> None:
             intermediate_size=256,
             num_hidden_layers=2,
             num_attention_heads=4,
+            num_key_value_heads=2,
             use_cache=False,
         )
     )
@@ -29,7 +32,6 @@ def train(run: Run) -> None:
         seed=run.seed,
         per_device_train_batch_size=run.micro_batch,
         gradient_accumulation_steps=run.micro_batches,
-        learning_rate=3e-3,
         lr_scheduler_type="cosine",
         warmup_steps=20,
         max_grad_norm=1.0,
@@ -40,7 +42,10 @@ def train(run: Run) -> None:
         report_to="none",
         disable_tqdm=True,
     )
-    GuardedTrainer(run, model=model, args=arguments).train()
+    optimizer = MuonClipOptimizer(
+        model.to(arguments.device), MuonClipConfig(muon_lr=5e-3, adamw_lr=3e-3, qk_clip_threshold=30.0)
+    )
+    GuardedTrainer(run, model=model, args=arguments, optimizers=(optimizer, None)).train()
 
 
 if __name__ == "__main__":

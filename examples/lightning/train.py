@@ -1,4 +1,4 @@
-"""A small transformer trained by Lightning under guard.
+"""A small transformer trained with MuonClip by Lightning under guard.
 
 torchrun starts it on every rank; `trainingjob.yaml` beside it says with what.
 """
@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from trimtab_trainer.integrations.lightning import SessionCallback
+from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.run import Run, launch
+from trimtab_trainer.optim import MuonClipConfig
 
 WIDTH, LAYERS, HEADS = 64, 2, 4
 
@@ -45,8 +47,8 @@ class LanguageModel(lightning.LightningModule):
         return self.loss(tokens, targets)
 
     def configure_optimizers(self) -> Any:
-        """AdamW under a warm-up and a straight line down to a tenth."""
-        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.1)
+        """MuonClip under a warm-up and a straight line down to a tenth."""
+        optimizer = MuonClipOptimizer(self, MuonClipConfig(muon_lr=5e-3, adamw_lr=3e-3, qk_clip_threshold=30.0))
 
         def factor(step: int) -> float:
             return min((step + 1) / 20, 1.0 - 0.9 * step / self.steps)

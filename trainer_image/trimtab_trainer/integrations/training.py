@@ -21,6 +21,7 @@ from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data import targets_of
 from trimtab_trainer.errors import WorldEnded
 from trimtab_trainer.faults import FaultInjector
+from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
 from trimtab_trainer.optim import RateOverride, count_non_finite, first_non_finite
 from trimtab_trainer.process import Process
@@ -47,9 +48,12 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A step's gradient before clipping, the same on all ranks, and this rank's own loss."""
+    """A step's gradient before clipping, the same on all ranks, and this rank's own loss and largest logits."""
 
     loss: Tensor
+    logits: Tensor
+    """[layers, heads]; empty where no attention is watched."""
+
     norm: float
     bad: str | None
     bad_elements: int
@@ -101,11 +105,17 @@ class Training:
         state = TrainingState(learner.model, self._optimizer)
         process.runtime = assemble_around(trainee, state, faults, foundation, world, process.terminating)
         self._session = Session(process.runtime)
+        self._muon_clip = learner.optimizer if isinstance(learner.optimizer, MuonClipOptimizer) else None
+        if self._muon_clip is not None:
+            self._muon_clip.divide(world)
+            if world.rank == 0:
+                logger.info("parameters and their optimizers:\n%s", self._muon_clip.routing)
         self._batch: Batch | None = None
         self._losses: list[Tensor] = []
         self._measured: _Measured | None = None
         self._gate = Gate.UPDATE
         self._numbers: dict[str, float] = {}
+        self._logits = torch.zeros(0, 0)
         self._unscaled: list[float] | None = None
         self._schedule_before: dict[str, Any] | None = None
         self.ended: WorldEnded | None = None
@@ -152,17 +162,24 @@ class Training:
         norm = global_norm(tensors) if tensors else 0.0
         loss = torch.stack(self._losses).sum().float().cpu()
         finite = math.isfinite(norm)
+        logits = torch.zeros(0, 0) if self._muon_clip is None else self._muon_clip.take_logits().float().cpu()
         bad = "loss" if not bool(loss.isfinite()) else None
+        if bad is None and not bool(logits.isfinite().all()):
+            bad = "attention logits"
         if bad is None and not finite:
             bad = f"gradient of {first_non_finite(gradients)}"
-        self._measured = _Measured(loss, norm, bad, 0 if finite else count_non_finite(tensors))
+        self._measured = _Measured(loss, logits, norm, bad, 0 if finite else count_non_finite(tensors))
 
     def gate(self) -> None:
         """Agree with all ranks on this step's update; where it must not happen, nothing is left to update from."""
         measured, batch = self._measured, self._batch
         assert measured is not None
         assert batch is not None
-        losses = torch.stack(self._world.gather(measured.loss.view(1))).flatten()
+        own = torch.cat((measured.loss.view(1), measured.logits.flatten()))
+        losses, logits = torch.stack(self._world.gather(own)).tensor_split([1], 1)
+        # As large as can be what is not a number: a maximum may lose it.
+        logits = logits.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf).amax(0)
+        self._logits = logits.view_as(measured.logits)
         rate = self._learner.optimizer.param_groups[0]["lr"] * _factor(batch.step, batch.rate_override)
         self._numbers = {
             "loss": float(losses.mean()),
@@ -175,6 +192,8 @@ class Training:
         self._gate = self._session.gate(measured.bad)
         if self._gate is Gate.UPDATE:
             self._scale_rates(_factor(batch.step, batch.rate_override))
+            if self._muon_clip is not None:
+                self._muon_clip.agreed_logits = self._logits
         else:
             # An optimizer leaves a parameter without a gradient as it is, its decay and its moments, too.
             for parameter in self._learner.model.parameters():
@@ -191,8 +210,23 @@ class Training:
             self._rates_again()
             self._session.progress()
         else:
-            self._session.report({**self._numbers, "skipped_update": float(self._gate is Gate.WITHHOLD)}, {})
+            scalars, vectors = self._of_the_update()
+            withheld = float(self._gate is Gate.WITHHOLD)
+            self._session.report({**self._numbers, "skipped_update": withheld} | scalars, vectors)
         self._measured, self._schedule_before = None, None
+
+    def _of_the_update(self) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """What MuonClip tells of the step: scalars, and vectors [layers, heads]."""
+        update = None if self._muon_clip is None or self._gate is not Gate.UPDATE else self._muon_clip.telemetry
+        scalars = {} if update is None else {"update_rms": update.update_rms}
+        if not self._logits.numel():
+            return scalars, {}
+        vectors = {"qk_max_logit": self._logits}
+        if update is None:
+            return scalars, vectors
+        gamma = update.qk_clip_gamma
+        clipped = (gamma < 1).float().mean().item()
+        return scalars | {"qk_clip_share": clipped}, vectors | {"qk_clip_gamma": gamma}
 
     def _scale_rates(self, factor: float) -> None:
         if factor != 1.0:

@@ -39,7 +39,9 @@ def largest_logits(
     maxima: list[Tensor] = []
     for start in range(0, query.shape[2], CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
-        scores = query[:, :, rows] @ key
+        # The caller's autocast would round the product to its own type again.
+        with torch.autocast(query.device.type, enabled=False):
+            scores = query[:, :, rows] @ key
         if is_causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(start + 1)
             scores = scores.masked_fill(later, -math.inf)

@@ -37,17 +37,14 @@ def _projected(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         weights = given["in_proj_weight"][:width], given["in_proj_weight"][width : 2 * width]
     bias = given["in_proj_bias"]
     biases = (None, None) if bias is None else (bias[:width], bias[width : 2 * width])
-    query = _mapped(query, weights[0], biases[0])
-    key = _mapped(key, weights[1], biases[1]) if given["static_k"] is None else _from_heads(given["static_k"], query)
+    # In the type that the function's own maps compute in under autocast.
+    query = F.linear(query, weights[0], biases[0])
+    key = F.linear(key, weights[1], biases[1]) if given["static_k"] is None else _from_heads(given["static_k"], query)
     if given["bias_k"] is not None:
         key = torch.cat((key, given["bias_k"].expand(1, key.shape[1], width)))
     if given["add_zero_attn"]:
         key = torch.cat((key, key.new_zeros(1, *key.shape[1:])))
     return query, key
-
-
-def _mapped(tensor: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return tensor @ weight.T if bias is None else tensor @ weight.T + bias
 
 
 def _from_heads(static: Tensor, query: Tensor) -> Tensor:

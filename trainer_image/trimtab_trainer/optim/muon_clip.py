@@ -76,7 +76,7 @@ class MuonClip:
         self._muon = Muon(self._weights_of("muon"), config)
         self._muon_elements = sum(weight.value.numel() for weight in self._weights_of("muon"))
         self._adamw = AdamW(self._weights_of("adamw"), config)
-        self._lr_scale = 1.0
+        self._lr_scale = self._adamw_lr_scale = 1.0
         self._count = 0
 
     @property
@@ -103,9 +103,10 @@ class MuonClip:
         if self.config.newton_schulz_mode == "distributed" and peers.size > 1:
             self._muon.divide(peers)
 
-    def set_lr(self, scale: float) -> None:
-        """Set both learning rates to `scale` times their peaks, until the next call."""
+    def set_lr(self, scale: float, adamw_scale: float | None = None) -> None:
+        """Set both learning rates to `scale` times their peaks, or AdamW's to a multiple of its own, until the next."""
         self._lr_scale = scale
+        self._adamw_lr_scale = scale if adamw_scale is None else adamw_scale
 
     def zero_grad(self) -> None:
         """Forget the gradients of all parameters."""
@@ -126,7 +127,7 @@ class MuonClip:
         self._count += 1
         lr = self.lr
         squares = self._muon.step(lr)
-        self._adamw.step(self.config.adamw_lr * self._lr_scale, self._count)
+        self._adamw.step(self.config.adamw_lr * self._adamw_lr_scale, self._count)
         gamma = self._clip(max_logits)
         for weight in self._weights:
             if weight.master is not None:
@@ -140,7 +141,7 @@ class MuonClip:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: plain numbers and the live tensors, under keys that never change."""
-        return {"version": STATE_VERSION, "count": self._count, **self._tensors()}
+        return {"version": STATE_VERSION, "count": self._count, **self.tensors()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,12 +151,21 @@ class MuonClip:
             InvalidFields: one sentence per key that is missing, unknown, or of another shape or type;
                 nothing was changed.
         """
-        own = self._tensors()
+        own = self.tensors()
         raise_if_any(_state_problems(own, state))
         for kind, tensors in own.items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
         self._count = state["count"]
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the live tensors of the state, of each kind by the name of its parameter."""
+        tensors = {
+            "muon_momentum": self._muon.momentum(),
+            "adamw_first_moment": self._adamw.first_moments(),
+            "adamw_second_moment": self._adamw.second_moments(),
+        }
+        return tensors | {"master_weights": self._masters} if self._masters else tensors
 
     def _weights_of(self, optimizer: Optimizer) -> list[Weight]:
         return [
@@ -170,14 +180,6 @@ class MuonClip:
         if config.qk_clip_mode == "observe":
             return layer_gamma(max_logits, thresholds)
         return qk_clip(self._layers, max_logits, thresholds, config.qk_clip_grouped_query)
-
-    def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        tensors = {
-            "muon_momentum": self._muon.momentum(),
-            "adamw_first_moment": self._adamw.first_moments(),
-            "adamw_second_moment": self._adamw.second_moments(),
-        }
-        return tensors | {"master_weights": self._masters} if self._masters else tensors
 
 
 def _multi_head(query: Sequence[Tensor], key: Sequence[Tensor]) -> AttentionHeads:

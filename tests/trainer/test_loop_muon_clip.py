@@ -1,0 +1,286 @@
+"""MuonClip with QK-Clip as an optimizer of PyTorch, on models of Hugging Face and on PyTorch's own transformer."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from trimtab_trainer.checkpointing import TrainingState
+from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.integrations.attention_layers import attention_layers
+from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
+from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
+from trimtab_trainer.optim import MuonClip, MuonClipConfig, ParameterGroup, parameter_groups, separate_projections
+
+VOCABULARY, TOKENS, HEADS = 32, 12, 4
+SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "use_cache": False}
+SPECIAL: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
+STILL: dict[str, Any] = {"muon_lr": 1e-300, "adamw_lr": 1e-300}
+"""Rates at which nothing moves but what QK-Clip scales."""
+
+
+def llama(key_heads: int = 2, **changed: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": key_heads, "max_position_embeddings": 64}
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, **SPECIAL, **heads, **changed))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Weights of their first size make logits that all lie near zero, and biases are zero.
+            if "q_proj" in name or "k_proj" in name:
+                parameter.normal_(0.0, 0.4)
+    return model
+
+
+def tokens(seed: int = 0, samples: int = 3) -> Tensor:
+    return torch.randint(0, VOCABULARY, (samples, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def whole_matrix(model: LlamaForCausalLM, inputs: Tensor, present: Tensor | None = None) -> Tensor:
+    """The largest logit of each head [layers, heads] by the definition, in float64: maps, rotation, product, mask."""
+    double = copy.deepcopy(model).double()
+    entered: list[Tensor] = []
+    for layer in double.model.layers:
+        layer.input_layernorm.register_forward_hook(lambda *given: entered.append(given[2]))
+    found: list[Tensor] = []
+    with torch.no_grad():
+        hidden = double.model.embed_tokens(inputs)
+        cosine, sine = double.model.rotary_emb(hidden, torch.arange(TOKENS)[None])
+        double.eval()(input_ids=inputs, attention_mask=present)
+        visible = CAUSAL if present is None else CAUSAL & present.bool()[:, None, None]
+        for layer, into in zip(double.model.layers, entered, strict=True):
+            attention = layer.self_attn
+            query, key = (
+                one(into).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+                for one in (attention.q_proj, attention.k_proj)
+            )
+            query, key = apply_rotary_pos_emb(query, key, cosine, sine)
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+            scores = query @ key.mT / math.sqrt(attention.head_dim)
+            found.append(scores.masked_fill(~visible, -math.inf).amax((0, 2, 3)))
+    return torch.stack(found)
+
+
+CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_a_llamas_largest_logits_are_those_of_the_whole_matrix(key_heads: int, padded: bool) -> None:
+    model = llama(key_heads)
+    optimizer = MuonClipOptimizer(model)
+    present = torch.ones(3, TOKENS, dtype=torch.int64)
+    present[1, -5:] = 0
+    given = present if padded else None
+    model(input_ids=tokens(), attention_mask=given)
+    expected = whole_matrix(model, tokens(), given)
+    torch.testing.assert_close(optimizer.take_logits().double(), expected, rtol=2e-5, atol=1e-5)
+
+
+def test_micro_batches_end_in_one_maximum_and_evaluation_leaves_no_trace() -> None:
+    model = llama()
+    optimizer = MuonClipOptimizer(model)
+    parts = [tokens(seed) for seed in range(3)]
+    for part in parts:
+        model(input_ids=part)
+    model.eval()
+    model(input_ids=tokens(99, samples=30))
+    model.train()
+    expected = torch.stack([whole_matrix(model, part) for part in parts]).amax(0)
+    torch.testing.assert_close(optimizer.take_logits().double(), expected, rtol=2e-5, atol=1e-5)
+    with pytest.raises(InvalidFields, match=r"model\.layers\.0\.self_attn: LlamaAttention was not seen to call"):
+        optimizer.take_logits()
+
+
+def test_a_block_that_is_computed_again_for_its_gradient_is_seen_and_changes_nothing() -> None:
+    plain, again = llama(), llama()
+    again.activation_checkpointing_enable({"use_reentrant": False})
+    found: list[Tensor] = []
+    for model in (plain, again):
+        optimizer = MuonClipOptimizer(model)
+        model(input_ids=tokens(), labels=tokens()).loss.backward()
+        found.append(optimizer.take_logits())
+    assert torch.equal(*found)
+
+
+def test_under_bfloat16_the_logits_are_those_of_the_rounded_queries_and_keys_not_rounded_again() -> None:
+    model = llama()
+    optimizer = MuonClipOptimizer(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(input_ids=tokens())
+    found, exact = optimizer.take_logits().double(), whole_matrix(model, tokens())
+    # Queries and keys are off by 2^-9 each; a product that is rounded, too, is a number of bfloat16.
+    torch.testing.assert_close(found, exact, rtol=5e-2, atol=5e-2)
+    assert not torch.equal(found, found.bfloat16().double())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_hot_heads_of_the_first_layer_meet_the_threshold_on_the_same_batch_and_others_keep_every_bit(
+    key_heads: int, bias: bool
+) -> None:
+    model = llama(key_heads, attention_bias=bias).double()
+    model(input_ids=tokens())
+    before = whole_matrix(model, tokens())
+    threshold = before[0].sort().values[1:3].mean().item()
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(qk_clip_threshold=threshold, **STILL))
+    query = model.model.layers[0].self_attn.q_proj.weight.detach().clone().unflatten(0, (HEADS, -1))
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    optimizer.step()
+    hot = before[0] > threshold
+    after = whole_matrix(model, tokens())[0]
+    torch.testing.assert_close(after[hot], torch.full_like(after[hot], threshold), rtol=1e-9, atol=0)
+    torch.testing.assert_close(after[~hot], before[0][~hot], rtol=1e-12, atol=0)
+    scaled = model.model.layers[0].self_attn.q_proj.weight.unflatten(0, (HEADS, -1))
+    assert torch.equal((scaled != query).any(2).any(1), hot)
+
+
+def test_an_update_is_that_of_muon_clip_with_both_rates_of_the_schedule() -> None:
+    theirs, plain = llama(), llama()
+    settings = MuonClipConfig(muon_lr=0.02, adamw_lr=0.003, qk_clip_threshold=1.5)
+    optimizer = MuonClipOptimizer(theirs, settings)
+    schedule = CosineAnnealingLR(optimizer, 7, eta_min=0.001)
+    groups = parameter_groups(plain)
+    layers = [
+        separate_projections(str(number), one.self_attn.q_proj, one.self_attn.k_proj, heads=HEADS, key_heads=2)
+        for number, one in enumerate(plain.model.layers)
+    ]
+    reference = MuonClip(plain.named_parameters(), layers, MuonClipConfig(
+        muon_lr=0.02, adamw_lr=0.003, qk_clip_threshold=1.5, groups=groups
+    ))  # fmt: skip
+    for number in range(4):
+        cosine = (1 + math.cos(math.pi * number / 7)) / 2
+        rates = [0.001 + (rate - 0.001) * cosine for rate in (0.02, 0.003)]
+        reference.set_lr(rates[0] / 0.02, rates[1] / 0.003)
+        for model in (theirs, plain):
+            model.zero_grad()
+            model(input_ids=tokens(number), labels=tokens(number)).loss.backward()
+        told = reference.step(whole_matrix(plain, tokens(number)).float())
+        optimizer.step()
+        schedule.step()
+        assert optimizer.telemetry is not None
+        assert optimizer.telemetry.count == told.count == number + 1
+        assert (told.qk_clip_gamma < 1).any()
+    for mine, other in zip(theirs.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+
+
+def test_without_a_gradient_nothing_moves_and_no_head_is_clipped() -> None:
+    model = llama()
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(qk_clip_threshold=0.1))
+    before = copy.deepcopy(model.state_dict())
+    model(input_ids=tokens())
+    optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert optimizer.telemetry is None
+
+
+def test_a_restored_state_goes_on_as_if_nothing_had_happened_since() -> None:
+    model = llama()
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(qk_clip_threshold=1.0))
+    schedule = LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    # As frameworks do, which put the state where the model is.
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    resumable = ResumableOptimizer(optimizer, schedule, model)
+    state = TrainingState(model, resumable)
+    before = {name for name, value in state.flat().items() if isinstance(value, Tensor)}
+
+    def go(first: int, last: int) -> None:
+        for number in range(first, last):
+            optimizer.zero_grad()
+            model(input_ids=tokens(number), labels=tokens(number)).loss.backward()
+            optimizer.step()
+            schedule.step()
+            resumable.count += 1
+
+    go(0, 3)
+    saved = copy.deepcopy(state.flat())
+    go(3, 6)
+    weights, momentum = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    state.replace(saved)
+    go(3, 6)
+    assert {name for name, value in state.flat().items() if isinstance(value, Tensor)} == before
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    torch.testing.assert_close(optimizer.state_dict(), momentum, rtol=0, atol=0)
+
+
+def test_what_is_not_trained_is_left_alone_and_groups_of_ones_own_come_first() -> None:
+    model = llama()
+    model.model.embed_tokens.requires_grad_(False)
+    own = ParameterGroup(pattern="*.mlp.*", optimizer="adamw")
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(groups=(own,)))
+    before = model.model.embed_tokens.weight.clone()
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    optimizer.step()
+    assert torch.equal(before, model.model.embed_tokens.weight)
+    table = optimizer.routing
+    assert "embed_tokens" not in table
+    assert "pattern *.mlp.*" in table
+
+
+def test_pytorchs_transformer_is_watched_and_clipped() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, HEADS, 32, 0.0, batch_first=True)
+    model = nn.ModuleDict({"layers": nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)})
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(qk_clip_threshold=0.05))
+    assert list(attention_layers(model)) == ["layers.layers.0.self_attn", "layers.layers.1.self_attn"]
+    model["layers"](torch.randn(2, 5, 16)).square().mean().backward()
+    optimizer.step()
+    assert optimizer.telemetry is not None
+    assert optimizer.telemetry.qk_clip_gamma.shape == (2, HEADS)
+    assert (optimizer.telemetry.qk_clip_gamma < 1).any()
+
+
+def test_pytorchs_transformer_under_bfloat16_is_seen_as_it_computes() -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(16, HEADS, batch_first=True)
+    with torch.no_grad():
+        module.in_proj_weight.normal_()
+    optimizer = MuonClipOptimizer(nn.ModuleDict({"attention": module}))
+    inputs = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        module(inputs, inputs, inputs, need_weights=False)
+    query, key = (
+        nn.functional.linear(inputs.bfloat16(), weight.bfloat16()).double().unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for weight in module.in_proj_weight.detach().chunk(3)[:2]
+    )
+    expected = (query @ key.mT / 2).amax((0, 2, 3))[None]
+    torch.testing.assert_close(optimizer.take_logits().double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def gpt2() -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config(**SPECIAL, n_positions=32, n_embd=16, n_layer=2, n_head=2))
+
+
+def qwen() -> nn.Module:
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 8}
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, **SPECIAL, **heads))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (gpt2, r"^model: transformer\.h\.0\.attn and 1 more: GPT2Attention has no linear maps q_proj and k_proj"),
+        (qwen, "^qk_clip_mode: must be disabled: layer 0 normalises the query and key of each head"),
+        (lambda: llama(attn_implementation="eager"), r"^model\.config\.attn_implementation: eager keeps its logits"),
+        (lambda: nn.Linear(4, 4), "^model: nothing in it is known to attend"),
+    ],
+    ids=["fused", "normalised", "eager", "nothing"],
+)
+def test_attention_that_cannot_be_clipped_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(InvalidFields, match=told):
+        MuonClipOptimizer(make())
+
+
+def test_without_attention_that_is_watched_a_fused_model_trains_all_the_same() -> None:
+    model = gpt2()
+    fused = ParameterGroup(pattern="*.c_attn.weight", optimizer="adamw")
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(groups=(fused,)), attention={})
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    optimizer.step()
+    assert optimizer.telemetry is not None
+    assert optimizer.telemetry.qk_clip_gamma.numel() == 0

@@ -1,0 +1,124 @@
+"""Which modules of a model attend, what makes their logits, and how large those became in a step."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from trimtab_trainer.fields import InvalidFields, raise_if_any
+from trimtab_trainer.head_parameters import AttentionHeads
+from trimtab_trainer.optim import LogitRecorder, multihead_attention, separate_projections
+
+_NORMS: Final = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+"""How models of Hugging Face call what normalises the query and key of each head behind their maps."""
+
+
+def attention_layers(model: nn.Module) -> dict[str, AttentionHeads]:
+    """Return what makes the logits of each layer that attends, by the name of its module, in the model's order.
+
+    Known are `torch.nn.MultiheadAttention` and every module with linear maps `q_proj` and `k_proj` and a `head_dim`, as
+    Llama and most models of Hugging Face have them; fewer key heads than query heads are grouped-query attention.
+
+    Raises:
+        InvalidFields: a sentence for each kind of attention that is none of these, or for a model without any.
+    """
+    found: dict[str, AttentionHeads] = {}
+    unknown: dict[str, list[str]] = {}
+    modules = model.named_modules()  # pyright: ignore[reportUnknownVariableType] partly untyped
+    for name, module in cast("Iterator[tuple[str, nn.Module]]", modules):
+        if isinstance(module, nn.MultiheadAttention):
+            found[name] = multihead_attention(name, module)
+        elif (layer := _separate(name, module)) is not None:
+            found[name] = layer
+        elif type(module).__name__.endswith("Attention") and next(module.parameters(), None) is not None:
+            unknown.setdefault(type(module).__name__, []).append(name)
+    # A module around one that is known is its wrapping.
+    strange = {kind: left for kind, names in unknown.items() if (left := _without_known(names, found))}
+    raise_if_any(
+        f"model: {names[0]}{_more(names)}: {kind} has no linear maps q_proj and k_proj whose rows are the heads, so "
+        "QK-Clip cannot scale them; take a model that has, or say in `attention` what makes its logits"
+        for kind, names in strange.items()
+    )
+    if not found:
+        raise InvalidFields(
+            ("model: nothing in it is known to attend; say in `attention` what makes its logits, or {} for nothing",)
+        )
+    return found
+
+
+class LogitWatch:
+    """Notes the largest logits of some modules while they train, by hooks around their forward passes.
+
+    Evaluation leaves no trace. What a module computes stays as it is, and its attention must be computed by
+    `scaled_dot_product_attention` or `torch.nn.MultiheadAttention`.
+    """
+
+    def __init__(self, model: nn.Module, layers: Mapping[str, AttentionHeads]) -> None:
+        """Begin to watch; raises InvalidFields for layers that attend in another way or differ in their heads."""
+        self._modules = {name: model.get_submodule(name) for name in layers}
+        raise_if_any(_problems(self._modules, layers))
+        self._recorders = {name: LogitRecorder(1) for name in layers}
+        for name, module in self._modules.items():
+            module.register_forward_pre_hook(partial(_enter, self._recorders[name]))
+            module.register_forward_hook(partial(_leave, self._recorders[name]), always_call=True)
+
+    def take(self) -> Tensor:
+        """Return the largest logits [layers, heads] since the last call, of all micro-batches, and begin anew.
+
+        Raises:
+            InvalidFields: a layer was not seen to attend.
+        """
+        return torch.cat([self._taken(name) for name in self._recorders]) if self._recorders else torch.zeros(0, 0)
+
+    def _taken(self, name: str) -> Tensor:
+        try:
+            return self._recorders[name].max_logits()
+        except ValueError as error:
+            kind = type(self._modules[name]).__name__
+            problem = f"model: {name}: {kind} was not seen to call scaled_dot_product_attention; have it call that"
+            raise InvalidFields((problem,)) from error
+
+
+def _enter(recorder: LogitRecorder, module: nn.Module, _arguments: Any) -> None:
+    if module.training:
+        recorder.__enter__()
+
+
+def _leave(recorder: LogitRecorder, module: nn.Module, _arguments: Any, _output: Any) -> None:
+    if module.training:
+        recorder.__exit__(None, None, None)  # pyright: ignore[reportUnknownMemberType] untyped
+
+
+def _separate(name: str, module: nn.Module) -> AttentionHeads | None:
+    query, key = getattr(module, "q_proj", None), getattr(module, "k_proj", None)
+    dimension = getattr(module, "head_dim", None)
+    if type(query) is not nn.Linear or type(key) is not nn.Linear or not isinstance(dimension, int):
+        return None
+    return separate_projections(
+        name,
+        query,
+        key,
+        heads=query.out_features // dimension,
+        key_heads=key.out_features // dimension,
+        normalised=any(isinstance(getattr(module, norm, None), nn.Module) for norm in _NORMS),
+    )
+
+
+def _without_known(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    return [name for name in names if not any(one.startswith(f"{name}.") for one in known)]
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _problems(modules: Mapping[str, nn.Module], layers: Mapping[str, AttentionHeads]) -> Iterator[str]:
+    ways = {
+        str(getattr(getattr(module, "config", None), "_attn_implementation", "sdpa")) for module in modules.values()
+    }
+    for way in sorted(ways - {"sdpa"}):
+        yield f"model.config.attn_implementation: {way} keeps its logits to itself; build the model with sdpa"
+    if len(counts := {layer.heads for layer in layers.values()}) > 1:
+        yield f"model: its layers have {sorted(counts)} heads; largest logits need the same number in each"

@@ -1,0 +1,112 @@
+"""MuonClip as an optimizer of PyTorch, for the loops of frameworks; QK-Clip's logits come by themselves."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trimtab_trainer.head_parameters import AttentionHeads
+from trimtab_trainer.integrations.attention_layers import LogitWatch, attention_layers
+from trimtab_trainer.optim import MuonClip, MuonClipConfig, StepTelemetry, parameter_groups, routing_table
+from trimtab_trainer.optim.shared_results import Peers
+
+
+class MuonClipOptimizer(Optimizer):
+    """MuonClip over all parameters of a model that require a gradient; embeddings go to AdamW under whatever name.
+
+    There are two groups, Muon's and AdamW's, so that any schedule of PyTorch's sets their rates. The largest logits are
+    those of the forward passes in training mode since the last update. Where no parameter has a gradient, nothing is
+    updated and no head clipped.
+
+    `attention` says what makes the logits of each module that attends, by the module's name; by default it is what
+    `attention_layers` finds.
+
+    Raises:
+        InvalidFields: one sentence for each parameter, group and layer that cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: MuonClipConfig | None = None,
+        attention: Mapping[str, AttentionHeads] | None = None,
+    ) -> None:
+        layers = attention_layers(model) if attention is None else attention
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        settings = _with_embeddings(config or MuonClipConfig(), model, trained)
+        self._muon_clip = MuonClip(trained.items(), list(layers.values()), settings)
+        self._watch = LogitWatch(model, layers)
+        self.agreed_logits: Tensor | None = None
+        """The largest logits [layers, heads] over all processes, for the next update; where there is but one, None."""
+        self.telemetry: StepTelemetry | None = None
+        """What the last update did."""
+        groups = [
+            {
+                "params": [route.parameter for route in self._muon_clip.routes if route.optimizer == kind],
+                "lr": rate,
+                "updates": 0,
+            }
+            for kind, rate in (("muon", settings.muon_lr), ("adamw", settings.adamw_lr))
+        ]
+        super().__init__(groups, {})
+        for kind, tensors in self._muon_clip.tensors().items():
+            for name, tensor in tensors.items():
+                self.state[trained[name]][kind] = tensor
+
+    @property
+    def routing(self) -> str:
+        """One line for each parameter: which optimizer updates it, and why."""
+        return routing_table(self._muon_clip.routes)
+
+    def divide(self, peers: Peers) -> None:
+        """See `MuonClip.divide`."""
+        self._muon_clip.divide(peers)
+
+    def take_logits(self) -> Tensor:
+        """Return this process's largest logits [layers, heads] since the last update; see `LogitWatch.take`."""
+        return self._watch.take()
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update the parameters from their gradients, then clip heads; raises NonFiniteLogitsError, InvalidFields."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        muon, adamw = self.param_groups
+        if any(parameter.grad is not None for group in (muon, adamw) for parameter in group["params"]):
+            inner, settings = self._muon_clip, self._muon_clip.config
+            if inner.count != muon["updates"]:
+                inner.load_state_dict({**inner.state_dict(), "count": muon["updates"]})
+            inner.set_lr(muon["lr"] / settings.muon_lr, adamw["lr"] / settings.adamw_lr)
+            logits, self.agreed_logits = self.agreed_logits, None
+            self.telemetry = inner.step(self.take_logits() if logits is None else logits)
+            muon["updates"] = adamw["updates"] = inner.count
+        return loss
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy a state into this one, whose tensors stay the same."""
+        parameters = [cast("Tensor", one) for group in self.param_groups for one in group["params"]]
+        for number, parameter in enumerate(parameters):
+            for kind, tensor in self.state[parameter].items():
+                tensor.copy_(state_dict["state"][number][kind])
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+
+
+def _with_embeddings(config: MuonClipConfig, model: nn.Module, trained: Mapping[str, Tensor]) -> MuonClipConfig:
+    """The settings, with groups for what is special in the model and trained, and no group of theirs speaks of."""
+    left = [name for name in trained if not any(fnmatchcase(name, group.pattern) for group in config.groups)]
+    found = [group for group in parameter_groups(model) if any(fnmatchcase(name, group.pattern) for name in left)]
+    return replace(config, groups=(*config.groups, *found))
