@@ -1,0 +1,89 @@
+"""Loops of other frameworks in bfloat16 and with several micro-batches in a step: as exact as without."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_store_fixture import ObjectStoreServer
+from own_loop_world import LoopRun, windows_between
+from redis_fixture import RedisServer
+from trimtab_contract.directives import AckState, Action
+
+pytestmark = pytest.mark.timeout(1500)
+
+MakeRun = Callable[..., LoopRun]
+PROGRAMS = Path(__file__).parents[1]
+SKIP = ((10, 12),)
+STEPS, GLOBAL_BATCH = 24, 8
+
+
+@pytest.fixture(params=["hugging_face", "lightning"])
+def loop(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make_run(
+    loop: str, redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Path
+) -> Iterator[MakeRun]:
+    """Make a run of a loop in a folder of its own; the end of every pod's log is printed, for when a test fails."""
+
+    def make(name: str, **config: Any) -> LoopRun:
+        folder = tmp_path / name
+        folder.mkdir()
+        program = PROGRAMS / f"bfloat16_{loop}.py"
+        settings = {"steps": STEPS, "globalBatch": GLOBAL_BATCH, **config}
+        return LoopRun(redis_server, object_store, folder, object_store.new_bucket(), settings, script=program)
+
+    yield make
+    for log in sorted(tmp_path.glob("*/log-*")):
+        print(f"--- {log.parent.name}/{log.name}\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def finish(run: LoopRun, **directive: Any) -> None:
+    run.ack(AckState.FINISHED, attempt=directive.get("attempt", 1))
+    run.direct(Action.FINISH, **directive)
+
+
+def test_micro_batches_in_bfloat16_go_back_exactly_and_count_windows_not_batches(loop: str, make_run: MakeRun) -> None:
+    run, undisturbed = make_run("run", gradientAccumulationSteps=2), make_run("even", gradientAccumulationSteps=2)
+    whole = make_run("whole", gradientAccumulationSteps=1)
+    with run.world() as world:
+        run.waiting()
+        run.direct(Action.RUN)
+        run.record(13)
+        run.ack(AckState.HOLDING, run.direct(Action.HOLD))
+        rest = {"attempt": 2, "restore": run.saved(10), "skip": SKIP}
+        run.ack(AckState.RESTORED, run.direct(Action.HOLD, **rest))
+        run.direct(Action.RUN, **rest)
+        finish(run, **rest)
+        assert world.ended() == [0, 0]
+    for other, skip in ((undisturbed, SKIP), (whole, ())):
+        with other.world() as world:
+            other.waiting()
+            other.direct(Action.RUN, skip=skip)
+            finish(other, skip=skip)
+            assert world.ended() == [0, 0]
+
+    assert run.losses(2) == {step: loss for step, loss in undisturbed.losses(1).items() if step > 10}
+    assert run.manifests()[-1].replica_checksum == undisturbed.manifests()[-1].replica_checksum
+    for rank in (0, 1):
+        # One window for each step, however many micro-batches it is cut into, and each of them once.
+        assert run.windows(2, rank) == windows_between(11, STEPS, SKIP)
+    records = run.records(2)
+    assert [record.window for record in records.values()] == windows_between(11, STEPS, SKIP)
+    assert all(record.samples_seen == step * GLOBAL_BATCH for step, record in records.items())
+    assert {record.scalars["replica_mismatch"] for record in records.values() if record.step % 5 == 0} == {0.0}
+
+    # The mean over micro-batches, not their sum: the gradient is as large as that of the window in one piece.
+    first, one_piece = undisturbed.records()[1].scalars, whole.records()[1].scalars
+    assert first["loss"] == pytest.approx(one_piece["loss"], rel=0.02)
+    assert first["grad_norm"] == pytest.approx(one_piece["grad_norm"], rel=0.3)
+    if loop == "lightning":
+        clipped = [record.scalars["qk_clip_share"] for record in records.values()]
+        assert max(clipped) > 0
+        for record in records.values():
+            logits, gamma = (record.vectors[name] for name in ("qk_max_logit", "qk_clip_gamma"))
+            assert logits.shape == gamma.shape == (2, 4)
+            assert [factor < 1 for factor in gamma.values()] == [logit > 0.3 for logit in logits.values()]
