@@ -167,7 +167,12 @@ async def _lead(
         namespaces=settings.watch_namespaces,
         signer=settings.signer,
         read_back_jobs=settings.read_back_jobs,
-        oversight=Oversight(settings.breaker, telemetry=Telemetry(REGISTRY), notifier=notifier),
+        oversight=Oversight(
+            settings.breaker,
+            telemetry=Telemetry(REGISTRY),
+            notifier=notifier,
+            read_backs_at_once=settings.read_back_jobs_at_once,
+        ),
     )
     supervisor = Supervisor(ports)
     registry = kopf.OperatorRegistry()

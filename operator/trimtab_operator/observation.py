@@ -370,3 +370,5 @@ class Observation:
     """Of saves that are known to be over, oldest step first."""
     read_back: ReadBackOutcome | None = None
     """What became of the Job that reads checkpoints back, once that is known."""
+    may_read_back: bool = True
+    """Whether one more Job may read back: over all runs no more than so many do at once."""

@@ -1,4 +1,5 @@
-"""What is watched over all runs together: the breaker, the notices that people are owed, and the metrics.
+"""What is watched over all runs together: the breaker, the notices that people are owed, how many Jobs read checkpoints
+back at once, and the metrics.
 
 It holds nothing that the journals do not give again, and no run waits for it.
 """
@@ -16,11 +17,14 @@ from trimtab_operator.breaker import Breaker, BreakerSettings, Failure, Trip, ex
 from trimtab_operator.notices import still_news
 from trimtab_operator.notifier import Notifier
 from trimtab_operator.observation import NoticeOutcome
+from trimtab_operator.read_back_places import ReadBackPlaces
 from trimtab_operator.run_state import AutomationHold, Notice, NoticeKind, RunPhase, RunState
 from trimtab_operator.telemetry import Seen, Telemetry
 
 READING_SECONDS = 120.0
 """So long an operator that has just taken over begins nothing while it cannot read some run's journal."""
+READ_BACKS_AT_ONCE = 10
+"""So many Jobs read checkpoints back at once, unless somebody says otherwise."""
 
 _STILL_READING = AutomationHold(id="", message="the journals of other runs are still being read")
 
@@ -37,7 +41,9 @@ class Oversight:
         telemetry: Telemetry | None = None,
         notifier: Notifier | None = None,
         now: Callable[[], float] = time.time,
+        read_backs_at_once: int = READ_BACKS_AT_ONCE,
     ) -> None:
+        self.read_backs = ReadBackPlaces(read_backs_at_once)
         self.settings = settings or BreakerSettings(enabled=False)
         self.wake_all: Callable[[], None] = lambda: None
         self.wake: Callable[[RunId], None] = lambda _run: None
@@ -69,6 +75,7 @@ class Oversight:
         """What a run's journal says."""
         before = self._states.get(run)
         self._states[run] = state
+        self.read_backs.know(run, state)
         self._unread.discard(run)
         self._broken.discard(run)
         if before is None or before.failures != state.failures:
@@ -77,6 +84,7 @@ class Oversight:
     def broken(self, run: RunId, message: str) -> None:
         """A run's journal cannot be believed; nothing could be written about it there, so people are told at once."""
         self._states.pop(run, None)
+        self.read_backs.leave(run)
         self._unread.discard(run)
         self._broken.add(run)
         identity = f"journal-broken/{sha256_hex(message.encode())}"
@@ -86,6 +94,7 @@ class Oversight:
     def gone(self, run: RunId) -> None:
         """Nobody looks after the run any more."""
         self._states.pop(run, None)
+        self.read_backs.leave(run)
         self._unread.discard(run)
         self._broken.discard(run)
         # A job made anew under the name has the same series already, and counters must not fall while they are shown.
@@ -144,6 +153,17 @@ class Oversight:
 
     def _hold(self, trip: Trip) -> AutomationHold:
         return AutomationHold(id=trip.id, message=explain(trip, self.settings), since=trip.since, runs=trip.runs)
+
+    # Reading checkpoints back --------------------------------------------------------------------------------------
+
+    def may_read_back(self, run: RunId) -> bool:
+        """Whether one more Job may read checkpoints back, of this run; where all journals are known, and not before."""
+        return self._complete() and self.read_backs.free(run)
+
+    def at_rest(self, run: RunId, state: RunState, stalled: int) -> None:
+        """Nothing of the run is being written; `stalled` is the order of a Job that does not begin to read, or 0."""
+        self.read_backs.stall(run, stalled)
+        self.read_backs.know(run, state)
 
     # People ------------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,8 @@ def next_intent(state: RunState, observation: Observation) -> Command | None:
     """The intent to read back what is left, one Job at a time, and none while anything is amiss."""
     if not observation.limits.read_back_jobs or observation.blocked or state.read_back is not None:
         return None
+    if not observation.may_read_back:
+        return None
     calm = state.phase in _STANDING and state.incident is None and (state.ended or observation.firing is None)
     if not calm or not (_over(state, observation) or _one_node(observation)):
         return None

@@ -16,8 +16,8 @@ from trimtab_operator.adapters.ports import Cluster, JournalStore, KubernetesObj
 from trimtab_operator.errors import OperatorError, PermanentError
 from trimtab_operator.kubernetes_view import owned_by
 from trimtab_operator.observation import ReadBackOutcome
-from trimtab_operator.read_back import told
-from trimtab_operator.read_back_view import outcome_of, waits
+from trimtab_operator.read_back import START_SECONDS, told
+from trimtab_operator.read_back_view import begun, outcome_of, waits
 from trimtab_operator.read_back_workload import read_back_job, read_back_name, read_back_selector
 from trimtab_operator.run_state import ReadBackOrder, RunState
 from trimtab_operator.tasks import end_tasks
@@ -42,6 +42,8 @@ class ReadBackKeeper:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`clock` is the one on the wall, by which intents are dated. Sends nothing."""
+        self.stalled = 0
+        """The order whose Job has had time to begin to read and does not, 0 for none."""
         self._run, self._cluster, self._journal, self._lease = run, cluster, journal, lease
         self._wake, self._clock = wake, clock
         self._outcome: ReadBackOutcome | None = None
@@ -84,7 +86,9 @@ class ReadBackKeeper:
         try:
             found = await self._job(job, name)
             pods = await self._cluster.pods(job.namespace, read_back_selector(job, order)) if found else ()
-            self._outcome = outcome_of(order, name, found, pods, self._clock().timestamp())
+            now = self._clock().timestamp()
+            self._outcome = outcome_of(order, name, found, pods, now)
+            self.stalled = order.number if now > order.since + START_SECONDS and not begun(pods) else 0
             trouble = waits(name, pods)
             if found is None and self._outcome is None and await self._leads(state):
                 await self._cluster.create(read_back_job(job, defaults, order))

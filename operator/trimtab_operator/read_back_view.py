@@ -32,6 +32,11 @@ def outcome_of(
     return replace(outcome, error=f"Job {name} {left}")
 
 
+def begun(pods: Sequence[PodView]) -> bool:
+    """Whether a pod of the Job has begun to read."""
+    return any(pod.phase not in {"", "Pending"} for pod in pods)
+
+
 def waits(name: str, pods: Sequence[PodView]) -> str:
     """What keeps the Job's pod from starting, in words; empty while nothing does."""
     reason, trouble = pods_trouble(pods)

@@ -276,9 +276,11 @@ class RunReconciler:
                 removals=removals,
                 leftovers=left,
                 read_back=self._read_backs.outcome(self.state),
+                may_read_back=oversight.may_read_back(self.run),
             )
             command = advance(self.state, seen)
             if command is None:
+                oversight.at_rest(self.run, self.state, self._read_backs.stalled)
                 oversight.tell(self.run, self.state, observation.now)
                 return surveyed
             self._check_lease()
@@ -305,6 +307,8 @@ class RunReconciler:
 
     async def _append(self, draft: Draft) -> JournalRecord:
         before = self.state
+        if draft.action is JournalAction.READ_BACK and draft.phase is Phase.INTENT:
+            self._ports.oversight.read_backs.take(self.run)
         record = await self._journal.append(draft)
         self._ports.oversight.recorded(self.run, before, record, self.state)
         log.info("journal", run=str(self.run), seq=record.seq, action=record.action, phase=record.phase)

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from trimtab_operator.breaker import BreakerSettings
 from trimtab_operator.errors import InvalidSettings
+from trimtab_operator.oversight import READ_BACKS_AT_ONCE
 from trimtab_operator.signatures import AnchorSigner
 from trimtab_operator.workload import WorkloadDefaults
 
@@ -50,6 +51,8 @@ class Settings(BaseSettings):
     resync_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     read_back_jobs: bool = True
     """Whether checkpoints that no other host of a run can read back are read by a Job."""
+    read_back_jobs_at_once: Annotated[int, Field(ge=1, le=1000)] = READ_BACKS_AT_ONCE
+    """So many such Jobs at once, over all runs."""
     health_port: Annotated[int, Field(ge=1, le=65535)] = 8080
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     webhook_url: SecretStr | None = None

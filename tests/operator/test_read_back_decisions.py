@@ -104,6 +104,7 @@ GONE = World(number=1, live=False)
         pytest.param(standing(phase=RunPhase.PROBATION), seen(*ALONE), False, id="probation"),
         pytest.param(standing(), seen(*ALONE, blocked=("no Secret",)), False, id="its Secret is missing"),
         pytest.param(standing(read_back=ORDER), seen(*ALONE), False, id="one reads already"),
+        pytest.param(standing(), seen(*ALONE, may_read_back=False), False, id="so many of other runs read already"),
         pytest.param(
             standing(), seen(*ALONE, limits=replace(LIMITS, read_back_jobs=False)), False, id="where no Job may"
         ),

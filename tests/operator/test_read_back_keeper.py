@@ -4,25 +4,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from control_plane_fixture import ControlPlane
+from ended_jobs import JOBS, PODS, end_job, make_pod, set_status
 from operator_objects import training_job
 from operator_ports import IDENTITY
 from run_states import reference, run_state
 from trimtab_contract.read_back import ReadBack, ReadBackAnswer, ReadBackReport, encode_report
-from trimtab_operator.adapters.api_server import ApiServer, Resource
+from trimtab_operator.adapters.api_server import ApiServer
 from trimtab_operator.adapters.lease import LeaderLease
 from trimtab_operator.journal import RunJournal
 from trimtab_operator.observation import ReadBackOutcome
+from trimtab_operator.read_back import START_SECONDS
 from trimtab_operator.read_back_keeper import ReadBackKeeper
 from trimtab_operator.read_back_workload import MAKING_SECONDS, read_back_name
 from trimtab_operator.reconciler import Ports
 from trimtab_operator.run_state import ReadBackOrder, RunState
 from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 
-JOBS, PODS = Resource("batch/v1", "jobs"), Resource("v1", "pods")
 DEFAULTS = WorkloadDefaults("trainer", "redis://redis:6379")
 SINCE = 1_767_225_600.0
 SAID = (ReadBackAnswer(sha256="0" * 64, found=ReadBack.VERIFIED),)
@@ -64,28 +64,7 @@ class Scene:
         return [one["metadata"]["name"] for one in await self.server.list(JOBS, self.job.namespace)]
 
     async def ends(self, message: str) -> None:
-        """What a Job controller and a kubelet do: the pod leaves its message, and the Job is complete."""
-        space = self.job.namespace
-        job = await self.server.get(JOBS, space, self.name)
-        template = job["spec"]["template"]
-        metadata = {"name": f"{self.name}-x", "namespace": space, "labels": template["metadata"]["labels"]}
-        spec = {**template["spec"], "nodeName": "node-2"}
-        pod = await self.server.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-        about = {"name": "verifier", "image": "trainer", "imageID": "", "ready": False, "restartCount": 0}
-        state = {"terminated": {"exitCode": 0, "message": message}}
-        await self._status(PODS, pod, {"phase": "Succeeded", "containerStatuses": [{**about, "state": state}]})
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        conditions = [
-            {"type": kind, "status": "True", "reason": "Ended"} for kind in ("SuccessCriteriaMet", "Complete")
-        ]
-        await self._status(
-            JOBS, job, {"startTime": now, "completionTime": now, "succeeded": 1, "conditions": conditions}
-        )
-
-    async def _status(self, resource: Resource, body: Any, status: dict[str, Any]) -> None:
-        metadata = body["metadata"]
-        path = resource.item(metadata["namespace"], metadata["name"], "status")
-        await self.server.patch(path, {"status": status}, metadata["resourceVersion"])
+        await end_job(self.server, self.job.namespace, self.name, message)
 
 
 @pytest.fixture
@@ -157,3 +136,17 @@ async def test_a_job_of_an_earlier_training_job_is_none_of_ours(scene: Scene) ->
     assert read_back_name(same_name, scene.order) == first_name
     assert await scene.look(scene.keeper(), same_name) is None, "it waits until the earlier one is gone"
     assert await scene.jobs() == [first_name]
+
+
+async def test_a_job_that_does_not_begin_to_read_is_known_as_one_until_it_does(scene: Scene) -> None:
+    keeper = scene.keeper()
+    await scene.look(keeper)
+    job = await scene.server.get(JOBS, scene.job.namespace, scene.name)
+    pod = await make_pod(scene.server, job)
+    assert keeper.stalled == 0, "it may take its time"
+    scene.now = SINCE + START_SECONDS + 1
+    await scene.look(keeper)
+    assert keeper.stalled == scene.order.number
+    await set_status(scene.server, PODS, pod, {"phase": "Running"})
+    await scene.look(keeper)
+    assert keeper.stalled == 0
