@@ -4,13 +4,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.keys import policy_text
 from trimtab_policies.errors import InvalidPolicy
 from trimtab_policies.policy import AcceptedPolicy, GuardPolicySpec, Mode, parse_policy
 from trimtab_policies.rules import Action
 
 from trimtab_operator.adapters.ports import Cluster, JournalStore, Kind
-from trimtab_operator.errors import NotFound
+from trimtab_operator.errors import JournalBroken, NotFound
 from trimtab_operator.incidents import PolicyIdentity
 from trimtab_operator.reasons import Reason
 from trimtab_operator.resources import TrainingJobSpec
@@ -99,20 +100,39 @@ async def keep_texts(journal: JournalStore, guard: GuardView, texts: dict[str, A
 
 
 async def load_texts(journal: JournalStore, state: RunState, texts: dict[str, AcceptedPolicy]) -> None:
-    """Fetch every text the journal names, so that old records are judged by what was in force for them."""
+    """Fetch every text the journal names, so that old records are judged by what was in force for them.
+
+    Raises JournalBroken for one that is gone, is another one, or was written by a version that knows more.
+    """
     for guard in state.guards:
         for identity in guard.policies:
             if identity.hash in texts:
                 continue
-            spec = parse_policy(json.loads(await journal.get_object(policy_text(identity.hash))))
             texts[identity.hash] = AcceptedPolicy.of(
-                spec,
+                await _stored_text(journal, identity),
                 kind=identity.kind,
                 namespace=identity.namespace or None,
                 name=identity.name,
                 uid=identity.uid,
                 generation=identity.generation,
             )
+
+
+async def _stored_text(journal: JournalStore, identity: PolicyIdentity) -> GuardPolicySpec:
+    key = policy_text(identity.hash)
+    try:
+        body = await journal.get_object(key)
+        if sha256_hex(body) == identity.hash:
+            return parse_policy(json.loads(body))
+        why = "has another hash"
+    except NotFound:
+        why = "is gone"
+    except ValueError as error:
+        why = f"cannot be understood by this version of the operator ({error})"
+    raise JournalBroken(
+        f"the text of policy {identity.name}, generation {identity.generation}, by which the journal says that the run "
+        f"was judged, {why}; nothing is done for this run until {key} in the audit bucket is as it was"
+    )
 
 
 async def _read(

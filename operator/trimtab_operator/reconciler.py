@@ -138,15 +138,25 @@ class RunReconciler:
         await self._read_backs.close()
 
     async def open(self) -> None:
-        """Take the run over: the first act, and the first record, under this operator's epoch.
+        """Take the run over, to look after it.
+
+        Raises as `take_over`, and JournalBroken as `load_texts`; before all that is needed is at hand nothing is
+        written, for this is tried again and again.
+        """
+        await self._journal.read_vouched(await self._anchors.vouchers())
+        await load_texts(self._ports.journal, self.state, self._judge.texts)
+        await self.take_over()
+        await load_texts(self._ports.journal, self.state, self._judge.texts)
+        self._listener.wake()
+
+    async def take_over(self) -> None:
+        """The first act, and the first record, under this operator's epoch.
 
         Raises LeaseLost without the Lease: a higher epoch than the journal's would fence the operator that leads.
         """
         self._check_lease()
         await self._journal.take_over(self._ports.lease.epoch, *await self._anchors.vouchers())
         self._ports.oversight.known(self.run, self.state)
-        await load_texts(self._ports.journal, self.state, self._judge.texts)
-        self._listener.wake()
 
     async def refuse(self, error: JournalBroken) -> None:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""

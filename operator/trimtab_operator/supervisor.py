@@ -143,7 +143,7 @@ class Supervisor:
         if ended:
             await reconciler.finish_end()
             return
-        await reconciler.open()
+        await reconciler.take_over()
         await reconciler.end("Deleted")
 
     async def close(self) -> None:
