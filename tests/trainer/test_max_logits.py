@@ -219,38 +219,21 @@ def test_far_below_a_sink_maxima_are_exact_all_the_same() -> None:
         check_maxima(causal_attention, inputs, mask())
 
 
+@pytest.mark.parametrize("rows", [1, 7, 64, 68, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_coarse_product_first_makes_maxima_no_less_exact(
-    mask: str, key_heads: int, monkeypatch: pytest.MonkeyPatch
+def test_the_whole_product_in_chunks_of_any_length_is_that_of_the_matrix(
+    mask: str, key_heads: int, dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(max_logits, "SHORTEST_COARSE", 1)
-    monkeypatch.setattr(max_logits, "half_products_are_fast", lambda: True)
-    inputs, visibility = Inputs.drawn(key_heads=key_heads), MASKS[mask]()
-    expected = full_matrix(inputs, visibility)
-    for fraction in (0.0, 0.1, 1.0):
-        monkeypatch.setattr(max_logits, "MANY_ROWS", fraction)
-        found = full_product_max_logit(inputs.query, inputs.key, visibility)
-        torch.testing.assert_close(found.double(), expected[1], rtol=2e-6, atol=2e-5)
-
-
-@pytest.mark.parametrize("dimension", [1, 2, 8, 64])
-def test_a_coarse_product_is_off_by_no_more_than_it_is_given_room_for(dimension: int) -> None:
-    generator = torch.Generator().manual_seed(dimension)
-    first, second = (torch.randn(300, dimension, generator=generator) * 37.0 for _ in range(2))
-    # The mantissa that rounds the most: just beside the middle of two bfloat16 numbers.
-    second[:100] = 1.0 + 2.0**-8 - 2.0**-20
-    first[:100] = second[:100]
-    error = ((first.bfloat16() @ second.bfloat16().T).double() - first.double() @ second.double().T).abs()
-    room = max_logits.COARSE_ERROR * first.double().norm(dim=-1, keepdim=True) * second.double().norm(dim=-1)
-    assert (error <= room).all()
-    assert (error > room / 3).any()
+    monkeypatch.setattr(max_logits, "CHUNK_ROWS", rows)
+    inputs, visibility = Inputs.drawn(key_heads=key_heads, dtype=dtype), MASKS[mask]()
+    found = full_product_max_logit(inputs.query, inputs.key, visibility)
+    torch.testing.assert_close(found.double(), full_matrix(inputs, visibility)[1], rtol=2e-6, atol=2e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_passes_a_coarse_product(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(max_logits, "SHORTEST_COARSE", 1)
-    monkeypatch.setattr(max_logits, "half_products_are_fast", lambda: True)
+def test_what_is_not_finite_passes_the_whole_product(bad: float) -> None:
     inputs = Inputs.drawn()
     inputs.query[1, 2, 5, 3] = bad
     inputs.key[0, 1] *= 1e36

@@ -196,21 +196,29 @@ def gated_max_logit(
     bound = log_sum_exp.amax((0, 2))
     # A non-finite bound stays as it is: the caller's finite gate must see it.
     is_open = (bound > threshold * (1 - GATE_MARGIN)) & bound.isfinite()
-    if not is_open.any():
+    heads = is_open.nonzero().squeeze(-1)
+    if not len(heads):
         return bound, is_open
-    lower = torch.full_like(bound, -math.inf) if has_sink else _lower_bound(log_sum_exp, visible)
-    candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower, is_open)
+    opened = log_sum_exp if len(heads) == len(bound) else log_sum_exp.index_select(1, heads)
+    lower = torch.full_like(opened[0, :, 0], -math.inf) if has_sink else _lower_bound(opened, visible)
+    return bound.index_copy(0, heads, _maxima(logits, heads, opened, lower)), is_open
+
+
+def _maxima(logits: Logits, heads: Tensor, log_sum_exp: Tensor, lower: Tensor) -> Tensor:
+    """The largest logit of `heads`, given their `log_sum_exp` [batch, len(heads), tokens] and a `lower` bound of it."""
+    candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower)
     wide = _has_many(candidates)
     if wide.any():
-        lower = torch.maximum(lower, _attained(logits, log_sum_exp, wide))
-        candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower, is_open)
+        lower = lower.index_put((wide,), _attained(logits, heads[wide], log_sum_exp[:, wide]))
+        candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower)
         wide = _has_many(candidates)
-    max_logit = torch.where(is_open, -math.inf, bound)
-    if wide.any():
-        heads = wide.nonzero().squeeze(-1)
-        max_logit[heads] = logits.maxima(heads)
-    of_rows = logits.maxima_of_rows(candidates & ~wide[None, :, None])
-    return torch.maximum(max_logit, of_rows), is_open
+    if not wide.any():
+        return logits.maxima_of_rows(candidates, heads)
+    maxima = torch.empty_like(lower)
+    maxima[wide] = logits.maxima(heads[wide])
+    if not wide.all():
+        maxima[~wide] = logits.maxima_of_rows(candidates[:, ~wide], heads[~wide])
+    return maxima
 
 
 def _lower_bound(log_sum_exp: Tensor, visible: Tensor) -> Tensor:
@@ -218,10 +226,10 @@ def _lower_bound(log_sum_exp: Tensor, visible: Tensor) -> Tensor:
     return (log_sum_exp - visible[:, None].to(log_sum_exp.dtype).clamp(min=1).log()).amax((0, 2))
 
 
-def _rows_that_may_hold_the_maximum(log_sum_exp: Tensor, lower: Tensor, is_open: Tensor) -> Tensor:
-    """Mark the rows of open heads whose upper bound reaches the lower bound of their head."""
+def _rows_that_may_hold_the_maximum(log_sum_exp: Tensor, lower: Tensor) -> Tensor:
+    """Mark the rows whose upper bound reaches the lower bound of their head."""
     slack = GATE_MARGIN * lower.abs().clamp(min=1)
-    return (log_sum_exp >= (lower - slack)[None, :, None]) & is_open[None, :, None]
+    return log_sum_exp >= (lower - slack)[None, :, None]
 
 
 def _has_many(rows: Tensor) -> Tensor:
@@ -229,12 +237,10 @@ def _has_many(rows: Tensor) -> Tensor:
     return rows.sum((0, 2)) > FULL_PRODUCT_FRACTION * rows.shape[0] * rows.shape[2]
 
 
-def _attained(logits: Logits, log_sum_exp: Tensor, heads: Tensor) -> Tensor:
-    """The largest logit [heads] in the row with the largest log-sum-exp; minus infinity for other heads."""
-    flat = log_sum_exp.permute(1, 0, 2).flatten(1)
-    best = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, flat.argmax(1, keepdim=True), heads[:, None])
-    marked = best.view(flat.shape[0], log_sum_exp.shape[0], -1).permute(1, 0, 2)
-    return logits.maxima_of_rows(marked).to(log_sum_exp.dtype)
+def _attained(logits: Logits, heads: Tensor, log_sum_exp: Tensor) -> Tensor:
+    """The largest logit of `heads` in the row with the largest of each one's `log_sum_exp`."""
+    marked = log_sum_exp == log_sum_exp.amax((0, 2), keepdim=True)
+    return logits.maxima_of_rows(marked, heads).to(log_sum_exp.dtype)
 
 
 def _all_exact(output: Tensor, max_logit: Tensor) -> AttentionResult:

@@ -55,10 +55,9 @@ class Visibility:
     def seen_by(self, rows: Tensor, tokens: int) -> Tensor:
         """Which keys the query `rows` [batch, heads, rows] see: [batch, heads, rows, tokens]."""
         columns = torch.arange(tokens, device=rows.device)
-        distance = rows[..., None] - columns
-        seen = distance >= 0
+        seen = columns <= rows[..., None]
         if self.window is not None:
-            seen &= distance < self.window
+            seen &= columns > rows[..., None] - self.window
         samples = torch.arange(rows.shape[0], device=rows.device)[:, None, None]
         if self.documents is not None:
             seen &= self.documents[samples, rows][..., None] == self.documents[:, None, None, :tokens]
