@@ -53,6 +53,8 @@ class Reason(StrEnum):
     STORE_UNAVAILABLE = "StoreUnavailable"
     SOURCE_REFUSED = "SourceRefused"
     """What `spec.resumeFrom` names cannot be continued."""
+    RECONCILE_FAILED = "ReconcileFailed"
+    """Something is refused, does not answer, or is a defect: nothing is decided for the run until it goes."""
     JOURNAL_BROKEN = "JournalBroken"
     ANCHOR_NOT_WRITTEN = "AnchorNotWritten"
 

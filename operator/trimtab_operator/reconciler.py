@@ -57,8 +57,12 @@ from trimtab_operator.workload import TrainingJobView, WorkloadDefaults
 STARTING_SECONDS = 3.0
 """How soon a world whose pods are starting is looked at again: pods are not watched, and no event tells of one that
 cannot start."""
+WORD_SECONDS = 60.0
+"""What keeps a run from going on is said no more often than this: errors of an outage differ from one to the next."""
 MAX_COMMANDS = 500
-"""More commands than one reconcile can ever need; reaching it is a defect, and ends the reconcile loudly."""
+"""More commands than one reconcile can ever need, beside those that people's requests and the trainer's checkpoints ask
+for, one each of the former and `RECORDS_OF_A_CHECKPOINT` of the latter; reaching it is a defect, and ends it loudly."""
+RECORDS_OF_A_CHECKPOINT = 3
 
 _ENDS = frozenset({JournalAction.INCIDENT_CLOSED, JournalAction.COMPLETED})
 """What is written only when the anchor knows all before it, so that whoever reads that it went well can prove it."""
@@ -119,7 +123,7 @@ class RunReconciler:
         self._metrics = MetricWatch()
         self._finish = FinishWatch()
         self._final_check = FinalCheckClock()
-        self._next_resync = 0.0
+        self._next_resync, self._next_word = 0.0, 0.0
         self._remover = CheckpointRemover(run, ports.journal, ports.lease, self.wake)
         self._read_backs = ReadBackKeeper(run, ports.cluster, ports.journal, ports.lease, self.wake)
 
@@ -162,6 +166,17 @@ class RunReconciler:
         """Say on the TrainingJob why the run is not taken; its pods, data and trail stay as they are."""
         body = await self._told(lambda body: self._reporter.journal_broken(body, str(error)))
         self.gone = body is not None and body["metadata"].get("uid") != self.run.uid
+
+    async def cannot_go_on(self, why: str) -> None:
+        """Say on the TrainingJob what keeps the run from going on, at most once a minute."""
+        if time.monotonic() < self._next_word:
+            return
+        self._next_word = time.monotonic() + WORD_SECONDS
+        pending = self.state.pending
+        starting = pending is not None and pending.action is JournalAction.START_WORLD
+        does_not = "no world is started" if starting else "nothing is decided for this run"
+        message = f"{does_not}, which is tried again and again: {why}"
+        await self._told(lambda body: self._reporter.reconcile_failed(body, message, starting=starting))
 
     async def turn(self) -> None:
         """Wait for news, judge it, and reconcile when something changed; raises temporary errors and Fenced."""
@@ -260,7 +275,8 @@ class RunReconciler:
         await self._journal.settle()
         surveyed = await self._observer.survey(job, self.state, self._judge)
         await self._listener.read_records()  # the archive can be read from now on
-        for _ in range(MAX_COMMANDS):
+        most = MAX_COMMANDS + len(surveyed.requests) + RECORDS_OF_A_CHECKPOINT * len(self._listener.acks.saved)
+        for _ in range(most):
             await self._journal.keep_snapshot()
             observation = await self._observer.observe(
                 surveyed,
@@ -303,7 +319,7 @@ class RunReconciler:
                 surveyed = await self._observer.survey(job, self.state, self._judge)
             await self._listener.read_acks()
             await self._listener.read_records()
-        message = f"run {self.run}: no end after {MAX_COMMANDS} commands"
+        message = f"run {self.run}: no end after {most} commands"
         raise OperatorError(message)
 
     async def _anchored_for(self, command: Command) -> bool:

@@ -17,7 +17,7 @@ from trimtab_operator.incidents import Incident
 from trimtab_operator.journal import wall_time
 from trimtab_operator.observer import SeenRequest
 from trimtab_operator.reasons import ConditionType, Reason
-from trimtab_operator.run_state import UNKNOWN_PHASE, RunState
+from trimtab_operator.run_state import UNKNOWN_PHASE, RunPhase, RunState
 from trimtab_operator.status import (
     ConditionRow,
     Situation,
@@ -69,6 +69,15 @@ class Reporter:
             (ConditionType.GUARDED, False, Reason.JOURNAL_BROKEN, "no record is judged while the journal is broken"),
             phase=UNKNOWN_PHASE,
         )
+
+    async def reconcile_failed(self, body: KubernetesObject, message: str, *, starting: bool) -> None:
+        """What keeps a run from going on; `starting`: a world is to be made, and none trains until it is."""
+        row = (ConditionType.READY, False, Reason.RECONCILE_FAILED, message)
+        if not starting:
+            await self.warn(body, row)
+            return
+        waits = (ConditionType.RUNNING, False, Reason.RECONCILE_FAILED, message)
+        await self.warn(body, row, waits, phase=RunPhase.PENDING.value)
 
     async def warn(
         self, body: KubernetesObject, row: ConditionRow, *further: ConditionRow, phase: str | None = None

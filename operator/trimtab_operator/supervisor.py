@@ -23,6 +23,9 @@ from trimtab_operator.tasks import end_tasks
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Waits after the first, second, … failure in a row; an outage ends with everything as it was."""
 
+LASTING_FAILURES = len(RETRY_SECONDS)
+"""After so many failures in a row people are told of one that may go by itself."""
+
 UNANCHORED_END_SECONDS = 24 * 3600.0
 """How long an operator that starts still anchors an end of which no anchor tells. Later the run's namespace has gone,
 as a rule, and its journal need not be read at every start for ever."""
@@ -171,6 +174,8 @@ class Supervisor:
             except TemporaryError as error:
                 failures += 1
                 log.warning("waiting", run=str(reconciler.run), error=str(error))
+                if failures >= LASTING_FAILURES:
+                    await reconciler.cannot_go_on(str(error))
                 await _back_off(failures)
                 reconciler.wake()
             except JournalBroken as error:
@@ -182,11 +187,13 @@ class Supervisor:
             except OperatorError as error:
                 failures += 1
                 log.warning("cannot go on now", run=str(reconciler.run), error=str(error))
+                await reconciler.cannot_go_on(str(error))
                 await _back_off(failures + len(RETRY_SECONDS))
                 reconciler.wake()
             except Exception:
                 failures += 1
                 log.exception("defect", run=str(reconciler.run))
+                await reconciler.cannot_go_on("a defect of the operator, whose log says more")
                 await _back_off(failures + len(RETRY_SECONDS))
                 reconciler.wake()
         self._runs.pop(reconciler.run, None)
