@@ -9,7 +9,7 @@ import msgspec
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import decode_manifest, encode_manifest
 from trimtab_contract.directives import CheckpointReference
-from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.adapters.s3 import Destination, ObjectStore
 from trimtab_trainer.errors import ObjectMissing
 
 PAGE_BYTES = 4096
@@ -52,10 +52,15 @@ class AlteredStore(ObjectStore):
             raise ObjectMissing(f"there is no object {key}")
         return self.content[key]
 
-    def stretch(self, key: str, offset: int, length: int, into: Callable[[bytes], object]) -> int:
-        """See `ObjectStore.stretch`."""
+    def fill(self, key: str, offset: int, length: int, into: Destination) -> int:
+        """See `ObjectStore.fill`."""
         body = self.get(key)
-        into(body[offset : offset + length])
+        coming = memoryview(body)[offset : offset + length]
+        while (room := into.room()) and coming:
+            count = min(len(room), len(coming))
+            room[:count] = coming[:count]
+            into.take(count)
+            coming = coming[count:]
         return len(body)
 
 

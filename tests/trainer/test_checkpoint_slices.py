@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from object_store_fixture import ADMIN, ObjectStoreServer
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, encode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
-from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.adapters.s3 import Destination, ObjectStore
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
@@ -32,12 +32,12 @@ class ListeningStore(ObjectStore):
         self.read: list[Place] = []
         self.breaks_after: int | None = None
 
-    def stretch(self, key: str, offset: int, length: int, into: Callable[[bytes], object]) -> int:
+    def fill(self, key: str, offset: int, length: int, into: Destination) -> int:
         self.read.append(Place(key.rpartition("/")[2], offset, length))
         if self.breaks_after is None:
-            return super().stretch(key, offset, length, into)
+            return super().fill(key, offset, length, into)
         arrives, self.breaks_after = self.breaks_after, None
-        super().stretch(key, offset, arrives, into)
+        super().fill(key, offset, arrives, into)
         raise StoreUnavailable("the connection broke")
 
 

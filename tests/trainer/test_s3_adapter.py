@@ -112,3 +112,60 @@ def test_missing_credentials_are_a_refusal_that_names_the_variables(monkeypatch:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     with pytest.raises(StoreRefused, match="AWS_ACCESS_KEY_ID"):
         ObjectStore("bucket", endpoint="http://127.0.0.1:9").get("key")
+
+
+class Filled:
+    """Memory for so many bytes, of which a few at a time are shown."""
+
+    def __init__(self, size: int, step: int) -> None:
+        self.memory, self._step, self._came = bytearray(size), step, 0
+
+    def room(self) -> memoryview:
+        return memoryview(self.memory)[self._came :][: self._step]
+
+    def take(self, count: int, /) -> None:
+        self._came += count
+
+    @property
+    def came(self) -> bytes:
+        return bytes(self.memory[: self._came])
+
+
+def test_a_stretch_arrives_in_the_memory_that_is_shown(object_store: ObjectStoreServer, bucket: str) -> None:
+    store, body = opened(object_store, bucket), hashlib.shake_256(b"filled").digest(3_000_000)
+    store.put("filled", body)
+    for step in (100_000, 262_144, 4_000_000):
+        for offset, length, size in ((0, 3_000_000, 3_000_000), (7, 1_000_000, 1_000_000), (2_999_000, 5000, 5000)):
+            found = Filled(size, step)
+            assert store.fill("filled", offset, length, found) == len(body)
+            assert found.came == body[offset : offset + length]
+
+
+def test_no_byte_arrives_that_there_is_no_room_for(object_store: ObjectStoreServer, bucket: str) -> None:
+    store, found = opened(object_store, bucket), Filled(1000, 400)
+    store.put("small", b"abc" * 1000)
+    assert store.fill("small", 0, 3000, found) == 3000
+    assert found.came == (b"abc" * 1000)[:1000]
+    assert store.get("small") == b"abc" * 1000
+    assert store.fill("small", 3000, 10, Filled(10, 10)) == 0
+    with pytest.raises(ObjectMissing):
+        store.fill("none", 0, 10, found)
+
+
+def test_a_server_that_stops_amid_a_stretch_is_unavailable(object_store: ObjectStoreServer, bucket: str) -> None:
+    store = opened(object_store, bucket)
+    store.put("midway", hashlib.shake_256(b"midway").digest(64 * 1024 * 1024))
+
+    class Stopping(Filled):
+        def take(self, count: int, /) -> None:
+            super().take(count)
+            object_store.freeze()
+
+    stopping = Stopping(64 * 1024 * 1024, 65_536)
+    try:
+        with pytest.raises(StoreUnavailable, match="midway"):
+            store.fill("midway", 0, 64 * 1024 * 1024, stopping)
+    finally:
+        object_store.thaw()
+    assert 0 < len(stopping.came) < 64 * 1024 * 1024
+    assert len(store.get("midway")) == 64 * 1024 * 1024

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trimtab_trainer.checkpointing.stored_tensors import tensor_in
+from trimtab_trainer.checkpointing.stored_tensors import elements_begin, tensor_in
 
 TYPES = (
     torch.float64,
@@ -75,3 +75,17 @@ def test_what_is_no_plain_tensor_is_left_to_torch(value: Any) -> None:
 def test_what_torch_did_not_write_is_left_to_torch() -> None:
     assert tensor_in(memoryview(bytearray(pickle.dumps([1.0])))) is None
     assert tensor_in(memoryview(bytearray())) is None
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_first_bytes_tell_where_the_elements_are(dtype: torch.dtype) -> None:
+    body = saved(torch.randint(0, 100, (1000, 3)).to(dtype))
+    begin = elements_begin(body[:4096])
+    assert begin is not None
+    body[begin : begin + 1000 * 3 * dtype.itemsize] = bytes(1000 * 3 * dtype.itemsize)
+    assert not found_in(body).any()
+
+
+@pytest.mark.parametrize("head", [b"", b"no archive", b"archive/data/0", b"PK\3\4", b"PK\3\4/data/0"])
+def test_first_bytes_that_tell_nothing_are_no_error(head: bytes) -> None:
+    assert elements_begin(memoryview(head)) is None

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from trimtab_contract.checkpoints import StoredObject, StoredSlice
 
 from trimtab_trainer.adapters.s3 import ObjectStore
-from trimtab_trainer.checkpointing.arrival import Arriving, Room
+from trimtab_trainer.checkpointing.arrival import Apart, Arrived, Arriving, Room, together
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.errors import ObjectMissing, RestoreFailed, StoreRefused, StoreUnavailable
 from trimtab_trainer.retries import retried
@@ -38,6 +38,9 @@ Use = Callable[[Place, memoryview], object]
 """What is done with a verified slice, whose bytes are there for that long only. Called on the readers' threads, for
 several slices at once."""
 
+Aside = Callable[[Place, memoryview], Apart | None]
+"""What of a slice is not to be among the bytes that it is used with, but arrives elsewhere: see `arrival.Aside`."""
+
 
 @dataclass(slots=True)
 class VerifiedReader:
@@ -61,7 +64,7 @@ class VerifiedReader:
         """One object, which fits into memory."""
         stored, found = self.objects[name], list[bytes]()
         all_of_it = StoredSlice(name=name, offset=0, length=stored.size, sha256=stored.sha256)
-        self._read(name, [all_of_it], lambda _, body: found.append(bytes(body)))
+        self._read(name, [all_of_it], lambda _, body: found.append(bytes(body)), together)
         self.on_progress()
         return found[0]
 
@@ -69,10 +72,10 @@ class VerifiedReader:
         """Where the chosen ones of the manifest's slices lie."""
         return [place for place, part in self._known().items() if chosen(part)]
 
-    def slices(self, wanted: Iterable[Place], use: Use) -> None:
+    def slices(self, wanted: Iterable[Place], use: Use, aside: Aside = together) -> None:
         """Read what is wanted and nothing else, and hand each slice on as soon as it is known to be right."""
         places = sorted(wanted)
-        share = sum(place.length for place in places) // (READERS * STRETCHES_PER_READER)
+        share = sum(place.length for place in places) // READERS
         size = min(max(share, MIN_STRETCH_BYTES), MAX_STRETCH_BYTES)
         stretches = [stretch for _, group in groupby(places, _object_of) for stretch in _joined(group, size)]
         known = self._known()
@@ -81,7 +84,7 @@ class VerifiedReader:
                 detail = f"{place.length} bytes from {place.offset} on are no slice that the manifest lists"
                 raise RestoreFailed(RestoreFailure.MANIFEST_INCONSISTENT, self._key(place.object_name), detail)
         with ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint-read") as pool:
-            tasks = {pool.submit(self._stretch, stretch, known, use) for stretch in stretches}
+            tasks = {pool.submit(self._stretch, stretch, known, use, aside) for stretch in stretches}
             flying, seen = tasks, self._moved
             try:
                 while flying:
@@ -102,24 +105,33 @@ class VerifiedReader:
             Place(name, part.offset, part.length): part for name in self.objects for part in self.objects[name].slices
         }
 
-    def _stretch(self, places: Sequence[Place], known: dict[Place, StoredSlice], use: Use) -> None:
-        self._read(places[0].object_name, [known[place] for place in places], use)
+    def _stretch(self, places: Sequence[Place], known: dict[Place, StoredSlice], use: Use, aside: Aside) -> None:
+        self._read(places[0].object_name, [known[place] for place in places], use, aside)
 
-    def _read(self, name: str, parts: Sequence[StoredSlice], use: Use) -> None:
+    def _read(self, name: str, parts: Sequence[StoredSlice], use: Use, aside: Aside) -> None:
         """Read parts that lie side by side; each is handed on when it is whole and known to be right."""
         key, stored = self._key(name), self.objects[name]
-        arriving = Arriving(parts, self._room.of(max(part.length for part in parts)))
 
-        def take(chunk: bytes) -> None:
-            self._moved += 1
-            for part, body, sha256 in arriving.completed_by(chunk):
-                if sha256 != part.sha256:
-                    detail = (
-                        f"the {part.length} bytes of {part.name} from {part.offset} on have another SHA-256 than those "
-                        "saved"
-                    )
-                    raise self._damaged(name, detail)
-                use(Place(name, part.offset, part.length), body)
+        def place_of(part: StoredSlice) -> Place:
+            return Place(name, part.offset, part.length)
+
+        def check(arrived: Arrived) -> None:
+            part = arrived.part
+            if arrived.sha256 != part.sha256:
+                detail = (
+                    f"the {part.length} bytes of {part.name} from {part.offset} on have another SHA-256 than those "
+                    "saved"
+                )
+                raise self._damaged(name, detail)
+            use(place_of(part), arrived.body)
+
+        arriving = Arriving(
+            parts,
+            self._room.of(max(part.length for part in parts)),
+            check,
+            on_piece=self._advanced,
+            aside=lambda part, head: aside(place_of(part), head),
+        )
 
         def attempt() -> int:
             if self._failed.is_set():
@@ -127,16 +139,16 @@ class VerifiedReader:
             if arriving.complete:
                 return stored.size
             begin, length = arriving.resume()
-            return self.store.stretch(key, begin, length, take)
+            return self.store.fill(key, begin, length, arriving)
 
         size = self._patiently(attempt, key)
         if size != stored.size or not arriving.complete:
             raise self._damaged(name, f"it has {size} bytes, saved were {stored.size}")
 
     def _patiently(self, operation: Callable[[], Result], key: str) -> Result:
-        return patiently(operation, key, self.deadline, self.stopped, self._waited)
+        return patiently(operation, key, self.deadline, self.stopped, self._advanced)
 
-    def _waited(self) -> None:
+    def _advanced(self) -> None:
         self._moved += 1
 
     def _damaged(self, name: str, detail: str) -> RestoreFailed:

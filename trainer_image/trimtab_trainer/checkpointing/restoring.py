@@ -202,8 +202,8 @@ def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, into: Fla
     with _told():
         reading = ShardReading(metadata, into)
         for place in reading.values:
-            reading.load(place, values[place])
-        reader.slices(reading.tensors, load)
+            reading.load(place, memoryview(values[place]))
+        reader.slices(reading.tensors, load, reading.aside)
     return checksum.result()
 
 

@@ -33,9 +33,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePla
 from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType] untyped path
 from torch.distributed.checkpoint.storage import WriteResult
 
+from trimtab_trainer.checkpointing.arrival import Apart
 from trimtab_trainer.checkpointing.reading import Place
 from trimtab_trainer.checkpointing.state import FlatState
-from trimtab_trainer.checkpointing.stored_tensors import MemoryFile, tensor_in
+from trimtab_trainer.checkpointing.stored_tensors import MemoryFile, elements_begin, tensor_in
 from trimtab_trainer.errors import SaveBroken
 
 METADATA_NAME = ".metadata"
@@ -141,6 +142,7 @@ class ShardReading:
         for item in plan.items:
             stored: _StorageInfo = found.storage_data[item.storage_index]
             self._items.setdefault(Place(stored.relative_path, stored.offset, stored.length), []).append(item)
+        self._apart: dict[Place, Apart] = {}
         self._missing, self._lock = Counter(item.dest_index.fqn for item in plan.items), threading.Lock()
 
     @property
@@ -153,13 +155,32 @@ class ShardReading:
         """Where chunks of tensors lie."""
         return [place for place, items in self._items.items() if items[0].type is not LoadItemType.BYTE_IO]
 
-    def load(self, place: Place, body: bytes | memoryview) -> list[str]:
+    def aside(self, place: Place, head: memoryview) -> Apart | None:
+        """Where the elements of a slice arrive, if it seems to hold all of one tensor in its order: in that tensor.
+
+        `load` looks whether it does.
+        """
+        items, begin = self._items[place], elements_begin(head)
+        if begin is None or begin > len(head) or len(items) != 1 or any(items[0].storage_offsets):
+            return None
+        memory = _memory_of(self._planner.resolve_tensor(items[0]))
+        if memory is None or not 0 <= place.length - begin - len(memory) <= len(head) <= begin + len(memory):
+            return None
+        self._apart[place] = Apart(begin, memory)
+        return self._apart[place]
+
+    def load(self, place: Place, body: memoryview) -> list[str]:
         """Deserialise one slice into `into`, where nothing of `body` itself stays; several may be at it at once.
 
-        Returns the names of the tensors that have all their values now.
+        What `aside` has named need not be in `body`. Returns the names of the tensors that have all their values now.
         """
         plain = self._items[place][0].type is LoadItemType.BYTE_IO
-        found: object = None if plain else tensor_in(memoryview(body))
+        found: object = None if plain else tensor_in(body)
+        apart = self._apart.pop(place, None)
+        if apart is not None:
+            if self._is_there(place, found, apart, body):
+                return self._completed(place)
+            body[apart.begin : apart.begin + len(apart.memory)] = apart.memory
         if found is None:
             found = torch.load(cast("IO[bytes]", MemoryFile(body)), map_location="cpu", weights_only=True)
         for item in self._items[place]:
@@ -169,6 +190,16 @@ class ShardReading:
             else:
                 self._into[item.dest_index.fqn] = found
         return [] if plain else self._completed(place)
+
+    def _is_there(self, place: Place, found: object, apart: Apart, body: memoryview) -> bool:
+        """Whether what arrived apart are the elements of the one tensor, as it has them."""
+        target = self._planner.resolve_tensor(self._items[place][0])
+        return (
+            isinstance(found, Tensor)
+            and (found.dtype, found.shape) == (target.dtype, target.shape)
+            and found.is_contiguous()
+            and found.data_ptr() == _address(body) + apart.begin
+        )
 
     def _completed(self, place: Place) -> list[str]:
         with self._lock:
@@ -224,6 +255,17 @@ def _writer(memory: _Memory) -> FileSystemWriter:
     writer = FileSystemWriter("", single_file_per_rank=True, sync_files=False, thread_count=1)
     writer.fs = memory
     return writer
+
+
+def _memory_of(tensor: Tensor) -> memoryview | None:
+    """The bytes of a tensor in the order of its elements; None where they do not lie so, in this process's memory."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return None
+    return cast("Any", tensor.detach().flatten().view(torch.uint8).numpy()).data
+
+
+def _address(body: memoryview) -> int:
+    return torch.frombuffer(body, dtype=torch.uint8).data_ptr()
 
 
 def _compact(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 _LOCAL_HEADER_BYTES = 30
+_LOCAL_HEADER, _FIRST_STORAGE = b"PK\x03\x04", b"/data/0"
 _LENGTHS = struct.Struct("<26xHH")
 """Of a local header: how long the name and the extra field are that follow it."""
 
@@ -32,6 +33,19 @@ def tensor_in(body: memoryview) -> Tensor | None:
             return _Archive(body, archive).tensor()
     except (_Unfamiliar, zipfile.BadZipFile, KeyError, pickle.UnpicklingError):
         return None
+
+
+def elements_begin(head: memoryview) -> int | None:
+    """Where the elements of a tensor begin, by the first bytes of what holds it; None where those do not tell.
+
+    Nobody need have verified them: a wrong answer is told from `tensor_in`, once all of it is there.
+    """
+    name = bytes(head).find(_FIRST_STORAGE)
+    header = bytes(head[: max(name, 0)]).rfind(_LOCAL_HEADER)
+    if not 0 <= header <= len(head) - _LOCAL_HEADER_BYTES:
+        return None
+    name_bytes, extra_bytes = _LENGTHS.unpack_from(head, header)
+    return header + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
 
 
 class MemoryFile(RawIOBase):

@@ -1,0 +1,155 @@
+"""Large tensors arrive where they belong, beside the live state; however they were stored, they are what was saved."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_ranks import Ranks, image, new_state
+from object_store_fixture import ADMIN, ObjectStoreServer
+from torch import Tensor
+from trimtab_contract import keys
+from trimtab_contract.checkpoints import StoredObject, decode_manifest
+from trimtab_trainer.adapters.s3 import Destination, ObjectStore
+from trimtab_trainer.checkpointing import RestoreFailure
+from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
+from trimtab_trainer.checkpointing.shards import ShardLayout, ShardReading
+from trimtab_trainer.checkpointing.uploading import ObjectUpload, Pace
+from trimtab_trainer.errors import RestoreFailed, StoreUnavailable
+from trimtab_trainer.model import TransformerConfig
+
+SHAPE = (96, 64)
+WIDE = TransformerConfig(width=64, layers=1, heads=2, sequence=8)
+"""Large enough for most of its tensors to arrive apart."""
+
+
+class BreakingStore(ObjectStore):
+    """The real store; one request breaks off after so many bytes."""
+
+    breaks_after: int | None = None
+
+    def fill(self, key: str, offset: int, length: int, into: Destination) -> int:
+        if self.breaks_after is None:
+            return super().fill(key, offset, length, into)
+        arrives, self.breaks_after = self.breaks_after, None
+        super().fill(key, offset, arrives, into)
+        raise StoreUnavailable("the connection broke")
+
+
+@pytest.fixture(scope="module")
+def store(object_store: ObjectStoreServer) -> BreakingStore:
+    return BreakingStore(
+        object_store.new_bucket(),
+        endpoint=object_store.endpoint,
+        access_key=ADMIN.access_key,
+        secret_key=ADMIN.secret_key,
+    )
+
+
+class Shard:
+    """One tensor as a checkpoint stores it, and what is needed to read it into another one."""
+
+    def __init__(self, store: ObjectStore, name: str, saved: Tensor) -> None:
+        flat, never = {"t": saved}, threading.Event()
+        layout = ShardLayout(flat, rank=0, exchange=lambda text: [text])
+        deadline = time.monotonic() + 60
+        pace = Pace(None, never)
+        key = f"{name}/{layout.object_name}"
+        with ObjectUpload(store, key, pace=pace, deadline=deadline, stopped=never) as upload:
+            self._metadata = layout.metadata([layout.write(flat, upload)])
+        objects: dict[str, StoredObject] = {layout.object_name: upload.stored(0)}
+        self._reader = VerifiedReader(store, f"{name}/", objects, deadline, never, lambda: None)
+
+    def read(self, into: Tensor) -> bytes:
+        """Fill a tensor; returns the bytes that it was loaded with, beside what arrived in it."""
+        reading, bodies = ShardReading(self._metadata, {"t": into}), list[bytes]()
+
+        def load(place: Place, body: memoryview) -> None:
+            assert reading.load(place, body) == ["t"]
+            bodies.append(bytes(body))
+
+        self._reader.slices(reading.tensors, load, reading.aside)
+        (body,) = bodies
+        return body
+
+
+def noise() -> Tensor:
+    return torch.rand(SHAPE, generator=torch.Generator().manual_seed(3))
+
+
+def test_the_elements_of_a_large_tensor_arrive_in_it_and_nowhere_else(store: BreakingStore) -> None:
+    saved, found = noise(), torch.zeros(SHAPE)
+    body = Shard(store, "large", saved).read(found)
+    assert torch.equal(found, saved)
+    rest = saved.numpy().tobytes()[4096:]
+    assert rest not in body
+    assert bytes(len(rest)) in body
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.bool, torch.int8])
+def test_elements_of_every_type_arrive_bit_for_bit(store: BreakingStore, dtype: torch.dtype) -> None:
+    saved, found = (noise() * 2).to(dtype), torch.zeros(SHAPE, dtype=dtype)
+    Shard(store, f"type/{dtype}", saved).read(found)
+    assert torch.equal(found, saved)
+
+
+def transposed() -> Tensor:
+    return torch.rand(SHAPE[::-1]).T
+
+
+@pytest.mark.parametrize(
+    ("save", "room"),
+    [
+        (transposed, lambda: torch.zeros(SHAPE)),
+        (noise, lambda: torch.zeros(SHAPE[::-1]).T),
+        (noise, lambda: torch.zeros(SHAPE, dtype=torch.int32)),
+        (lambda: (noise() * 100).to(torch.complex64), lambda: torch.zeros(SHAPE, dtype=torch.complex64)),
+        (lambda: torch.nn.Parameter(noise()), lambda: torch.zeros(SHAPE)),
+    ],
+    ids=["stored column by column", "wanted column by column", "wanted as integers", "complex", "a parameter"],
+)
+def test_what_lies_otherwise_than_it_is_wanted_is_copied(
+    store: BreakingStore, request: pytest.FixtureRequest, save: Callable[[], Tensor], room: Callable[[], Tensor]
+) -> None:
+    saved, found = save(), room()
+    Shard(store, f"otherwise/{request.node.callspec.id}", saved).read(found)
+    assert torch.equal(found, saved.detach().to(found.dtype))
+
+
+def test_a_request_that_breaks_off_in_the_midst_of_a_tensor_fills_it_again(store: BreakingStore) -> None:
+    saved, found = noise(), torch.zeros(SHAPE)
+    shard = Shard(store, "broken", saved)
+    store.breaks_after = 12_000
+    shard.read(found)
+    assert store.breaks_after is None
+    assert torch.equal(found, saved)
+
+
+def test_a_bit_that_flipped_in_a_large_tensor_is_found_and_the_live_state_stays(
+    store: BreakingStore, tmp_path: Path
+) -> None:
+    ranks = Ranks(store, tmp_path)
+    try:
+        reference = ranks.saved([new_state(7, WIDE), new_state(7, WIDE)], 30)
+        key = f"{reference.key.removesuffix(keys.MANIFEST_NAME)}__1_0.distcp"
+        largest = max(
+            decode_manifest(store.get(reference.key)).objects["__1_0.distcp"].slices, key=lambda part: part.length
+        )
+        assert largest.length > 16_384
+        body = bytearray(store.get(key))
+        body[largest.offset + largest.length // 2] ^= 4
+        store.put(key, bytes(body))
+        states = [new_state(8, WIDE), new_state(8, WIDE)]
+        for told in ranks.restore(reference, states):
+            assert isinstance(told, RestoreFailed)
+            assert (told.reason, told.object_name) == (RestoreFailure.OBJECT_DAMAGED, key)
+            assert largest.name in told.detail
+        assert [image(state) for state in states] == [image(new_state(8, WIDE))] * 2
+        body[largest.offset + largest.length // 2] ^= 4
+        store.put(key, bytes(body))
+        assert not any(isinstance(outcome, Exception) for outcome in ranks.restore(reference, states))
+        assert [image(state) for state in states] == [image(new_state(7, WIDE))] * 2
+    finally:
+        ranks.close()
