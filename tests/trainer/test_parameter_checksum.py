@@ -34,6 +34,17 @@ def test_the_checksum_is_the_defined_sum(more: int) -> None:
     assert parameter_checksum(tensors).total == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_a_device_adds_up_what_the_host_does(dtype: torch.dtype) -> None:
+    """In passes, which are computed here without one."""
+    limits = torch.iinfo(dtype)
+    for rows in (1, checksum.ROWS, 2 * checksum.ROWS + 3):
+        table = torch.randint(limits.min, limits.max, (rows, checksum.COLUMNS), dtype=dtype)
+        on_host, on_device = checksum._sums_on_host(table), checksum._sums(table, checksum._Room())
+        for expected, found in zip(on_host, on_device, strict=True):
+            assert torch.equal(expected, found)
+
+
 def test_tensors_may_be_added_in_any_order_or_not_at_all() -> None:
     growing = GrowingChecksum(named())
     growing.add("c")

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trimtab_trainer.distributed_tensors import first_element, is_sharded, own_part
@@ -20,7 +22,7 @@ from trimtab_trainer.tensors import integers
 
 COLUMNS: Final = 1 << 10
 ROWS: Final = 1 << 6
-"""Words are looked at as rows of a table, so many rows a pass: what a pass needs stays in cache."""
+"""Words are looked at as rows of a table; on a device, so many rows a pass."""
 
 _MODULUS: Final = 1 << 64
 _WORD_BYTES: Final = 4
@@ -127,14 +129,26 @@ def _weighted_sum(words: Tensor, offset: int, room: _Room) -> Tensor:
     if not count:
         return total
     table = words[: count * COLUMNS].view(count, COLUMNS)
-    rows = torch.empty(count, dtype=torch.int64, device=device)
-    columns = torch.zeros(COLUMNS, dtype=torch.int64, device=device)
-    for start in range(0, count, ROWS):
+    rows, columns = _sums_on_host(table) if device.type == "cpu" else _sums(table, room)
+    total += (2 * offset + 1) * rows.sum() + 2 * COLUMNS * rows.dot(torch.arange(count, device=device))
+    return total.add_(columns.dot(_numbers(device)), alpha=2)
+
+
+def _sums(table: Tensor, room: _Room) -> tuple[Tensor, Tensor]:
+    """Sums of the rows and of the columns, as 64-bit integers."""
+    rows = torch.empty(len(table), dtype=torch.int64, device=table.device)
+    columns = torch.zeros(COLUMNS, dtype=torch.int64, device=table.device)
+    for start in range(0, len(table), ROWS):
         part = room.holding(table[start : start + ROWS])
         torch.sum(part, 1, out=rows[start : start + ROWS])
         columns += part.sum(0)
-    total += (2 * offset + 1) * rows.sum() + 2 * COLUMNS * rows.dot(torch.arange(count, device=device))
-    return total.add_(columns.dot(_numbers(device)), alpha=2)
+    return rows, columns
+
+
+def _sums_on_host(table: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in two calls: with several a pass, threads that add at once mostly wait for the interpreter's lock."""
+    words = cast("NDArray[np.int32]", table.numpy())
+    return torch.as_tensor(words.sum(1, dtype=np.int64)), torch.as_tensor(words.sum(0, dtype=np.int64))
 
 
 @cache
