@@ -208,6 +208,23 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened_since() -> None:
     torch.testing.assert_close(optimizer.state_dict(), momentum, rtol=0, atol=0)
 
 
+def test_a_model_whose_elements_are_moved_between_two_steps_is_followed() -> None:
+    still, moved = llama(), llama()
+    optimizers = [MuonClipOptimizer(model, MuonClipConfig(qk_clip_threshold=1.0)) for model in (still, moved)]
+    for number in range(4):
+        # Another name of the same place: frameworks give it to each process, and PyTorch copies for it.
+        moved.to(torch.device("cpu", 0))
+        for model, optimizer in zip((still, moved), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(input_ids=tokens(number), labels=tokens(number)).loss.backward()
+            optimizer.step()
+    before = llama().state_dict()
+    for name, value in moved.state_dict().items():
+        assert not torch.equal(value, before[name])
+        torch.testing.assert_close(value, still.get_parameter(name), rtol=1e-5, atol=1e-6)
+    assert optimizers[1].state[moved.lm_head.weight]["adamw_first_moment"].any()
+
+
 def test_what_is_not_trained_is_left_alone_and_groups_of_ones_own_come_first() -> None:
     model = llama()
     model.model.embed_tokens.requires_grad_(False)
@@ -279,7 +296,7 @@ def test_attention_that_cannot_be_clipped_is_refused(make: Any, told: str) -> No
 def test_without_attention_that_is_watched_a_fused_model_trains_all_the_same() -> None:
     model = gpt2()
     fused = ParameterGroup(pattern="*.c_attn.weight", optimizer="adamw")
-    optimizer = MuonClipOptimizer(model, MuonClipConfig(groups=(fused,)), attention={})
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(groups=(fused,)), attention=lambda _: {})
     model(input_ids=tokens(), labels=tokens()).loss.backward()
     optimizer.step()
     assert optimizer.telemetry is not None

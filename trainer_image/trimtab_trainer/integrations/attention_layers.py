@@ -42,9 +42,7 @@ def attention_layers(model: nn.Module) -> dict[str, AttentionHeads]:
         for kind, names in strange.items()
     )
     if not found:
-        raise InvalidFields(
-            ("model: nothing in it is known to attend; say in `attention` what makes its logits, or {} for nothing",)
-        )
+        raise InvalidFields(("model: nothing in it is known to attend; say in `attention` what makes its logits",))
     return found
 
 

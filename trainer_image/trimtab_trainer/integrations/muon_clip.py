@@ -22,8 +22,7 @@ class MuonClipOptimizer(Optimizer):
     those of the forward passes in training mode since the last update. Where no parameter has a gradient, nothing is
     updated and no head clipped.
 
-    `attention` says what makes the logits of each module that attends, by the module's name; by default it is what
-    `attention_layers` finds.
+    `attention` tells what makes the logits of each module of the model that attends, by the module's name.
 
     Raises:
         InvalidFields: one sentence for each parameter, group and layer that cannot be served.
@@ -33,13 +32,19 @@ class MuonClipOptimizer(Optimizer):
         self,
         model: nn.Module,
         config: MuonClipConfig | None = None,
-        attention: Mapping[str, AttentionHeads] | None = None,
+        attention: Callable[[nn.Module], Mapping[str, AttentionHeads]] = attention_layers,
     ) -> None:
-        layers = attention_layers(model) if attention is None else attention
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        settings = _with_embeddings(config or MuonClipConfig(), model, trained)
-        self._muon_clip = MuonClip(trained.items(), list(layers.values()), settings)
-        self._watch = LogitWatch(model, layers)
+        self._trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        settings = _with_embeddings(config or MuonClipConfig(), model, self._trained)
+
+        def build() -> MuonClip:
+            return MuonClip(self._trained.items(), list(attention(model).values()), settings)
+
+        self._build = build
+        self._muon_clip = build()
+        self._places = self._where()
+        self._peers: Peers | None = None
+        self._watch = LogitWatch(model, attention(model))
         self.agreed_logits: Tensor | None = None
         """The largest logits [layers, heads] over all processes, for the next update; where there is but one, None."""
         self.telemetry: StepTelemetry | None = None
@@ -53,9 +58,7 @@ class MuonClipOptimizer(Optimizer):
             for kind, rate in (("muon", settings.muon_lr), ("adamw", settings.adamw_lr))
         ]
         super().__init__(groups, {})
-        for kind, tensors in self._muon_clip.tensors().items():
-            for name, tensor in tensors.items():
-                self.state[trained[name]][kind] = tensor
+        self._show_state()
 
     @property
     def routing(self) -> str:
@@ -64,6 +67,8 @@ class MuonClipOptimizer(Optimizer):
 
     def divide(self, peers: Peers) -> None:
         """See `MuonClip.divide`."""
+        self._follow()
+        self._peers = peers
         self._muon_clip.divide(peers)
 
     def take_logits(self) -> Tensor:
@@ -85,6 +90,7 @@ class MuonClipOptimizer(Optimizer):
                 loss = closure()
         muon, adamw = self.param_groups
         if any(parameter.grad is not None for group in (muon, adamw) for parameter in group["params"]):
+            self._follow()
             inner, settings = self._muon_clip, self._muon_clip.config
             if inner.count != muon["updates"]:
                 inner.load_state_dict({**inner.state_dict(), "count": muon["updates"]})
@@ -103,6 +109,25 @@ class MuonClipOptimizer(Optimizer):
                 tensor.copy_(state_dict["state"][number][kind])
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
+
+    def _follow(self) -> None:
+        """Take hold of the parameters anew where a framework has moved their elements since, as `Module.to` does."""
+        if self._where() == self._places:
+            return
+        moved = self._build()
+        moved.load_state_dict(self._muon_clip.state_dict())
+        self._muon_clip, self._places = moved, self._where()
+        if self._peers is not None:
+            moved.divide(self._peers)
+        self._show_state()
+
+    def _where(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._trained.values()]
+
+    def _show_state(self) -> None:
+        for kind, tensors in self._muon_clip.tensors().items():
+            for name, tensor in tensors.items():
+                self.state[self._trained[name]][kind] = tensor
 
 
 def _with_embeddings(config: MuonClipConfig, model: nn.Module, trained: Mapping[str, Tensor]) -> MuonClipConfig:
