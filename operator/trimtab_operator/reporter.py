@@ -4,20 +4,21 @@ All of it is derived. What cannot be written now is written at the next reconcil
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
 from trimtab_contract.journal import JournalRecord
 
 from trimtab_operator.adapters.ports import Cluster, EventType, Kind, KubernetesObject
-from trimtab_operator.errors import NotFound, OperatorError
+from trimtab_operator.errors import ClusterUnavailable, NotFound, OperatorError
 from trimtab_operator.incident_view import incident_object, incident_plans, incident_status
 from trimtab_operator.incidents import Incident
 from trimtab_operator.journal import wall_time
 from trimtab_operator.observer import SeenRequest
 from trimtab_operator.reasons import ConditionType, Reason
-from trimtab_operator.run_state import UNKNOWN_PHASE, RunPhase, RunState
+from trimtab_operator.run_state import UNKNOWN_PHASE, AnsweredRequest, RunPhase, RunState
 from trimtab_operator.status import (
     ConditionRow,
     Situation,
@@ -115,14 +116,24 @@ class Reporter:
         situation: Situation,
         requests: Sequence[SeenRequest],
     ) -> None:
-        """Bring the TrainingJob's status, the run's GuardIncidents and the answers to its RunRequests up to date."""
-        try:
-            for incident in (*state.closed, *((state.incident,) if state.incident else ())):
-                await self._show(job, incident, state)
-            await self._answer(job, state, requests)
-            await self._patch(body, job, state, situation)
-        except OperatorError as error:
-            log.warning("status not written", run=str(job.run), error=str(error))
+        """Bring the TrainingJob's status, the run's GuardIncidents and the answers to its RunRequests up to date.
+
+        An object that is refused, or belongs to somebody else, keeps no other from being shown.
+        """
+        incidents = (*state.closed, *((state.incident,) if state.incident else ()))
+        answers = {one.uid: one for one in state.requests}
+        parts: tuple[Callable[[], Awaitable[None]], ...] = (
+            *(partial(self._show, job, incident, state) for incident in incidents),
+            *(partial(self._answer, one, answers[one.request.uid]) for one in requests if one.request.uid in answers),
+            partial(self._patch, body, job, state, situation),
+        )
+        for part in parts:
+            try:
+                await part()
+            except OperatorError as error:
+                log.warning("status not written", run=str(job.run), error=str(error))
+                if isinstance(error, ClusterUnavailable):
+                    return  # each further one would be waited for, too
 
     async def _patch(self, body: KubernetesObject, job: TrainingJobView, state: RunState, situation: Situation) -> None:
         before: Mapping[str, Any] = body.get("status") or {}
@@ -142,19 +153,15 @@ class Reporter:
         )
         self._patched = time.monotonic()
 
-    async def _answer(self, job: TrainingJobView, state: RunState, requests: Sequence[SeenRequest]) -> None:
-        """Patch the status of the RunRequests that the journal has answered, each only when it changed."""
-        answered = {one.uid: one for one in state.requests}
-        for seen in requests:
-            if seen.request.uid not in answered:
-                continue
-            status = request_status(answered[seen.request.uid])
-            before: Mapping[str, Any] = seen.body.get("status") or {}
-            if any(before.get(name) != value for name, value in status.items()):
-                metadata = seen.body["metadata"]
-                await self._cluster.patch_status(
-                    Kind.RUN_REQUEST, job.namespace, metadata["name"], status, metadata["resourceVersion"]
-                )
+    async def _answer(self, seen: SeenRequest, answer: AnsweredRequest) -> None:
+        """Patch the status of a RunRequest that the journal has answered, where it changed."""
+        status = request_status(answer)
+        before: Mapping[str, Any] = seen.body.get("status") or {}
+        if all(before.get(name) == value for name, value in status.items()):
+            return
+        metadata = seen.body["metadata"]
+        namespace, version = metadata["namespace"], metadata["resourceVersion"]
+        await self._cluster.patch_status(Kind.RUN_REQUEST, namespace, metadata["name"], status, version)
 
     async def _show(self, job: TrainingJobView, incident: Incident, state: RunState) -> None:
         """Create the incident's object, append its plans, patch its status; each only when it changed."""

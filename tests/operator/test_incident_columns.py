@@ -6,17 +6,21 @@ from typing import Any
 import msgspec
 import pytest
 from control_plane_fixture import ControlPlane
-from operator_objects import training_job
+from operator_objects import run_request, training_job
 from run_states import POLICY, SETTINGS, incident, latch, reference, run_state
 from trimtab_contract.directives import LearningRateOverride
 from trimtab_operator import reporter
 from trimtab_operator.incident_view import incident_message, incident_object, incident_status
 from trimtab_operator.incidents import Asked, Incident, Plan, SkipRange, hashed
+from trimtab_operator.observation import Pods, Request
+from trimtab_operator.observer import SeenRequest
 from trimtab_operator.reconciler import Ports
-from trimtab_operator.run_state import RunPhase, RunState
+from trimtab_operator.run_state import AnsweredRequest, RequestAction, RequestState, RunPhase, RunState
+from trimtab_operator.status import Situation
 from trimtab_operator.workload import TrainingJobView
 
 DEADLINE = "2026-01-02T00:00:00+00:00"
+AGO = "2026-01-01T00:00:00+00:00"
 ASKED = Asked(uid="u", request="demo-hold-x", action="Hold", by="ada", reason="looks odd")
 
 
@@ -117,3 +121,29 @@ async def test_an_open_incident_that_somebody_deletes_is_shown_again_and_a_close
     await voice._show(job, over, run_state(closed=(over,)))
     left = api.kubectl("get", "guardincidents", f"--namespace={namespace}", "--output=name")
     assert left == ""
+
+
+async def test_an_incident_that_cannot_be_shown_keeps_neither_the_status_nor_answers_from_people(
+    api: ControlPlane, ports: Ports
+) -> None:
+    """Where a job was deleted without its incidents, one of the next job of that name may have the same name."""
+    (namespace,) = ports.namespaces
+    one = waiting()
+    orphan = incident_object(_view(namespace), one)
+    orphan["metadata"].pop("ownerReferences")
+    asked = run_request(namespace, "hold", action="Hold", job="demo")
+    api.apply(training_job("demo", namespace), _without_none(orphan), asked)
+    body = await ports.cluster.training_job(namespace, "demo")
+    (stored_request,) = await ports.cluster.run_requests(namespace)
+    uid = stored_request["metadata"]["uid"]
+    request = Request(uid=uid, name="hold", action=RequestAction.HOLD, by="ada", reason="odd")
+    answer = AnsweredRequest(
+        uid=uid, name="hold", action=RequestAction.HOLD, by="ada", state=RequestState.REFUSED, message="no", time=AGO
+    )
+    state = run_state(phase=RunPhase.AWAITING_APPROVAL, incident=one, requests=(answer,))
+    voice = reporter.Reporter(ports.cluster)
+    seen = (SeenRequest(stored_request, request),)
+    await voice.report(body, TrainingJobView.of(body), state, Situation(pods=Pods()), seen)
+    assert (await ports.cluster.training_job(namespace, "demo"))["status"]["phase"] == "AwaitingApproval"
+    (stored_request,) = await ports.cluster.run_requests(namespace)
+    assert stored_request["status"]["state"] == "Refused"

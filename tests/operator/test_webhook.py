@@ -224,6 +224,8 @@ async def test_an_operator_that_leads_no_more_says_nothing_and_owes_it_still(rec
         pytest.param("http://127.0.0.1:1/services/{secret}", id="nobody listens"),
         pytest.param("http://name.invalid/services/{secret}", id="no such host"),
         pytest.param("http://[::1/services/{secret}", id="no address"),
+        pytest.param("http://hooks..example/services/{secret}", id="a name with an empty part"),
+        pytest.param(f"http://{'a' * 64}.example/services/{{secret}}", id="a name with too long a part"),
     ],
 )
 async def test_no_error_names_the_address(url: str) -> None:

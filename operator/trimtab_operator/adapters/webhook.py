@@ -39,8 +39,8 @@ class HttpWebhook:
         except TimeoutError:
             message = f"the webhook did not answer within {self._timeout.total:g} s"
             raise WebhookUnavailable(message) from None
-        except (aiohttp.ClientError, OSError) as error:
-            # Not its text, and no cause: both may hold the address.
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:
+            # Not its text, and no cause: both may hold the address. A name with an empty part cannot even be looked up.
             message = f"the webhook cannot be reached ({type(error).__name__})"
             raise WebhookUnavailable(message) from None
 
