@@ -153,6 +153,8 @@ def _why(state: RunState, observation: Observation) -> str:
 
 def _due(state: RunState, observation: Observation, checkpoint: Checkpoint) -> bool:
     passed = datetime.fromisoformat(observation.now).timestamp() - state.read_back_over
+    if passed < 0:
+        return True  # the clock was set back, and how long ago the last Job was over nobody knows
     if checkpoint.reference.key in state.unread:
         return passed >= RETRY_SECONDS
     finished = final_checkpoint.finished_word(state, observation.acks, observation.last_step) is not None

@@ -142,6 +142,13 @@ def test_what_could_not_be_read_is_tried_again_later_and_not_for_ever() -> None:
     assert ordered(replace(state, unread=tuple(keys) * TRIES), seen()) == []
 
 
+def test_a_clock_that_was_a_day_ahead_keeps_no_checkpoint_from_being_read_back_for_a_day() -> None:
+    state = standing(read_back_over=NOW + 24 * 3600)
+    assert ordered(state, seen(*ALONE)) == [60, 50, 40, 30]
+    keys = [one.reference.key for one in COMMITTED]
+    assert ordered(replace(state, unread=tuple(keys)), seen(*ALONE)) == [60, 50, 40, 30]
+
+
 def test_the_intent_gives_the_job_time_by_the_size_and_names_the_node_to_avoid() -> None:
     small, large, unknown = (
         next_intent(run_state(checkpoints=sized(COMMITTED[0], size=size)), seen(*ALONE)) for size in (0, 1024**4, None)
