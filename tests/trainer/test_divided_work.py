@@ -4,7 +4,7 @@ Ranks are threads here, each with an optimizer of its own; processes and gloo ar
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -52,14 +52,15 @@ class Meeting:
         self.sent: list[list[Tensor]] = [[] for _ in range(size)]
         self._barrier = threading.Barrier(size, timeout=60)
 
-    def meet(self, rank: int, own: Tensor, gathered: Tensor) -> Callable[[], None]:
+    def meet(self, rank: int, parts: Sequence[Tensor]) -> Callable[[], None]:
         """Begin an exchange."""
         number = len(self.sent[rank])
-        self.sent[rank].append(own.clone())
+        self.sent[rank].append(parts[rank].clone())
 
         def wait() -> None:
             self._barrier.wait()
-            torch.cat([parts[number] for parts in self.sent], out=gathered)
+            for part, sent in zip(parts, self.sent, strict=True):
+                part.copy_(sent[number])
             self._barrier.wait()
 
         return wait
@@ -71,9 +72,9 @@ class Place:
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self.rank, self.size = meeting, rank, meeting.size
 
-    def gather_later(self, own: Tensor, gathered: Tensor) -> Callable[[], None]:
-        """Begin to gather."""
-        return self._meeting.meet(self.rank, own, gathered)
+    def share_later(self, parts: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to share."""
+        return self._meeting.meet(self.rank, parts)
 
 
 class Rank:
@@ -212,7 +213,7 @@ def test_a_state_does_not_tell_who_computed_it_and_is_gone_on_with_by_any_number
 
 def test_what_the_exchange_raises_ends_the_step() -> None:
     class Broken(Place):
-        def gather_later(self, own: Tensor, gathered: Tensor) -> Callable[[], None]:
+        def share_later(self, parts: Sequence[Tensor]) -> Callable[[], None]:
             def wait() -> None:
                 raise ConnectionResetError
 
@@ -239,11 +240,11 @@ def test_every_task_has_one_rank_and_its_own_stretch_of_one_round(sizes: list[tu
     found = [(task, rank) for each in rounds for rank, portion in enumerate(each.portions) for task in portion.tasks]
     assert sorted(task for task, _ in found) == list(range(len(tasks)))
     for each in rounds:
+        assert each.lengths == [portion.bounds[-1] for portion in each.portions]
         assert len(each.portions) == ranks
         for portion in each.portions:
             lengths = [stop - start for start, stop in zip(portion.bounds, portion.bounds[1:], strict=False)]
             assert lengths == [tasks[task].elements for task in portion.tasks]
-            assert portion.bounds[-1] <= each.elements
             assert len(lengths) == 1 or portion.bounds[-1] <= 8000 // ranks or not lengths
     loads = [sum(tasks[task].cost for task, owner in found if owner == rank) for rank in range(ranks)]
     assert max(loads) <= sum(loads) / ranks + max((task.cost for task in tasks), default=0)

@@ -26,5 +26,5 @@ def test_divided_work_through_gloo_changes_no_bit_and_a_lost_peer_has_a_name(tmp
             assert ours == theirs
             assert ours == reports[0][dtype]["scalars"][0]
             assert ours[-1]["update_rms"] > 0
-    assert reports[0]["ended by"].startswith("gathering updates from the ranks failed: ")
+    assert reports[0]["ended by"].startswith("sharing updates between the ranks failed: ")
     assert "ended by" not in reports[-1]

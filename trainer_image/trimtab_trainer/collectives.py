@@ -62,16 +62,20 @@ class World:
             dist.all_to_all_single(received, torch.cat(list(outgoing)), list(incoming), [len(one) for one in outgoing])
         return stretches(received, incoming)
 
-    def gather_later(self, own: Tensor, gathered: Tensor) -> Callable[[], None]:
-        """Begin to fill the flat `gathered` with the `own` of every rank, in rank order; call the result to wait."""
-        act = "gathering updates from the ranks"
+    def share_later(self, parts: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to fill the flat part of every rank, in rank order, from that rank; call the result to wait.
+
+        This rank's own part is there already. A part for each broadcast: gloo gathers by copying all of them besides.
+        """
+        act = "sharing updates between the ranks"
         with _translated(act):
-            work = dist.all_gather_into_tensor(gathered, own, async_op=True)
-        assert work is not None, "every rank is a member"
+            works = [dist.broadcast(part, src=rank, async_op=True) for rank, part in enumerate(parts) if len(part)]
 
         def wait() -> None:
             with _translated(act):
-                work.wait()
+                for work in works:
+                    assert work is not None, "every rank is a member"
+                    work.wait()
 
         return wait
 

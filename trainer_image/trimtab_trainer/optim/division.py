@@ -5,8 +5,10 @@ Everything follows from sizes and the number of ranks alone, so all ranks come t
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import Final
+
+from torch import Tensor
 
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.newton_schulz import multiplications
@@ -38,6 +40,11 @@ class Portion:
     bounds: tuple[int, ...]
     """Where the result of each task begins among those of this portion, and where the last one ends."""
 
+    def results(self, part: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each task's place, and the stretch of this portion's flat `part` that holds its result."""
+        for task, (start, stop) in zip(self.tasks, pairwise(self.bounds), strict=True):
+            yield task, part[start:stop]
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -46,8 +53,10 @@ class Round:
     portions: tuple[Portion, ...]
     """Of each rank."""
 
-    elements: int
-    """What each rank sends: as much as the longest portion; shorter ones are padded."""
+    @property
+    def lengths(self) -> list[int]:
+        """How many elements each rank sends."""
+        return [portion.bounds[-1] for portion in self.portions]
 
 
 def assigned(costs: Sequence[int], ranks: int) -> list[int]:
@@ -72,10 +81,7 @@ def divided(tasks: Sequence[Task], ranks: int, most: int) -> tuple[Round, ...]:
         _portions([place for place, owner in enumerate(owners) if owner == rank], tasks, most // ranks)
         for rank in range(ranks)
     )
-    return tuple(
-        Round(portions, max(portion.bounds[-1] for portion in portions))
-        for portions in zip_longest(*by_rank, fillvalue=nothing)
-    )
+    return tuple(Round(portions) for portions in zip_longest(*by_rank, fillvalue=nothing))
 
 
 def matrix_cost(rows: int, columns: int, config: MuonClipConfig) -> int:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from trimtab_trainer.optim.division import Round, Task, divided
+from trimtab_trainer.tensors import stretches
 
 ROUND_BYTES: Final = 32 << 20
 """How much travels at once, of all ranks together; there is room for two rounds."""
@@ -27,10 +27,10 @@ class Peers(Protocol):
         """How many ranks there are."""
         ...
 
-    def gather_later(self, own: Tensor, gathered: Tensor) -> Callable[[], None]:
-        """Begin to fill `gathered` with the `own` of every rank, in rank order; what is returned waits for the end.
+    def share_later(self, parts: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to fill the part of every rank, in rank order, from that rank; what is returned waits for the end.
 
-        Both are flat, and `own` is as long on every rank. Neither is touched in between.
+        Parts are flat and may be empty; this rank's own is there already. None is touched in between.
         """
         ...
 
@@ -41,14 +41,8 @@ class SharedResults:
     def __init__(self, tasks: Sequence[Task], peers: Peers, dtype: torch.dtype, device: torch.device) -> None:
         self._peers = peers
         self._rounds = divided(tasks, peers.size, ROUND_BYTES // dtype.itemsize)
-        longest = max((each.elements for each in self._rounds), default=0)
-        self._buffers = [
-            (
-                torch.zeros(longest, dtype=dtype, device=device),
-                torch.empty(longest * peers.size, dtype=dtype, device=device),
-            )
-            for _ in self._rounds[:2]
-        ]
+        longest = max((sum(each.lengths) for each in self._rounds), default=0)
+        self._buffers = [torch.empty(longest, dtype=dtype, device=device) for _ in self._rounds[:2]]
         own = (task for each in self._rounds for task in each.portions[peers.rank].tasks)
         self.own: frozenset[int] = frozenset(own)
         """Places of the tasks that this rank computes."""
@@ -69,12 +63,12 @@ class SharedResults:
             yield from travelling.arrived()
 
     def _sent(self, round_: Round, buffer: int, compute: Callable[[int], Tensor]) -> "_Travelling":
-        own, gathered = self._buffers[buffer]
+        lengths = round_.lengths
+        parts = stretches(self._buffers[buffer][: sum(lengths)], lengths)
         portion = round_.portions[self._peers.rank]
-        for task, (start, stop) in zip(portion.tasks, pairwise(portion.bounds), strict=True):
-            own[start:stop] = compute(task).flatten()
-        everything = gathered[: round_.elements * self._peers.size]
-        return _Travelling(round_, everything, self._peers.gather_later(own[: round_.elements], everything))
+        for task, result in portion.results(parts[self._peers.rank]):
+            result.copy_(compute(task).flatten())
+        return _Travelling(round_, parts, self._peers.share_later(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +76,11 @@ class _Travelling:
     """A round of results on their way."""
 
     round: Round
-    gathered: Tensor
+    parts: Sequence[Tensor]
     wait: Callable[[], None]
 
     def arrived(self) -> Iterator[tuple[int, Tensor]]:
         """Wait; the place and the result of every task, of all ranks."""
         self.wait()
-        for rank, portion in enumerate(self.round.portions):
-            results = self.gathered[rank * self.round.elements :]
-            for task, (start, stop) in zip(portion.tasks, pairwise(portion.bounds), strict=True):
-                yield task, results[start:stop]
+        for portion, part in zip(self.round.portions, self.parts, strict=True):
+            yield from portion.results(part)
