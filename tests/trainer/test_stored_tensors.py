@@ -1,6 +1,7 @@
 """A tensor that torch wrote is found where its bytes lie; what is written in another way is left to torch."""
 
 import pickle
+import zipfile
 from io import BytesIO
 from typing import Any
 
@@ -89,3 +90,27 @@ def test_the_first_bytes_tell_where_the_elements_are(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("head", [b"", b"no archive", b"archive/data/0", b"PK\3\4", b"PK\3\4/data/0"])
 def test_first_bytes_that_tell_nothing_are_no_error(head: bytes) -> None:
     assert elements_begin(memoryview(head)) is None
+
+
+def test_an_archive_in_another_form_is_read_too() -> None:
+    """As Python writes one, with a comment: torch's writer has none."""
+    tensor, body = torch.rand(300, 7), saved(torch.zeros(0))
+    with zipfile.ZipFile(BytesIO(saved(tensor))) as written:
+        file = BytesIO()
+        with zipfile.ZipFile(file, "w") as other:
+            for entry in written.infolist():
+                other.writestr(entry.filename, written.read(entry))
+            other.comment = b"by hand"
+        body = memoryview(bytearray(file.getvalue()))
+    assert torch.equal(found_in(body), tensor)
+    with zipfile.ZipFile(BytesIO(saved(tensor))) as written:
+        file = BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as other:
+            for entry in written.infolist():
+                other.writestr(entry.filename, written.read(entry))
+    assert tensor_in(memoryview(bytearray(file.getvalue()))) is None
+
+
+def test_an_archive_that_is_cut_anywhere_has_no_tensor() -> None:
+    whole = saved(torch.rand(3, 3))
+    assert [at for at in range(len(whole)) if tensor_in(whole[:at]) is not None] == []

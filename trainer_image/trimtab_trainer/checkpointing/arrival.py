@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trimtab_contract.checkpoints import StoredSlice
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 512 * 1024
 """Received and hashed at once: what stays in a processor's cache meanwhile."""
 
 HEAD_BYTES = 4096

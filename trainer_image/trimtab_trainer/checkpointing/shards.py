@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO, IOBase
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ class ShardReading:
         for item in plan.items:
             stored: _StorageInfo = found.storage_data[item.storage_index]
             self._items.setdefault(Place(stored.relative_path, stored.offset, stored.length), []).append(item)
-        self._apart: dict[Place, Apart] = {}
+        self._apart: dict[Place, tuple[Apart, Tensor]] = {}
         self._missing, self._lock = Counter(item.dest_index.fqn for item in plan.items), threading.Lock()
 
     @property
@@ -163,11 +163,13 @@ class ShardReading:
         items, begin = self._items[place], elements_begin(head)
         if begin is None or begin > len(head) or len(items) != 1 or any(items[0].storage_offsets):
             return None
-        memory = _memory_of(self._planner.resolve_tensor(items[0]))
+        target = self._planner.resolve_tensor(items[0])
+        memory = _memory_of(target)
         if memory is None or not 0 <= place.length - begin - len(memory) <= len(head) <= begin + len(memory):
             return None
-        self._apart[place] = Apart(begin, memory)
-        return self._apart[place]
+        apart = Apart(begin, memory)
+        self._apart[place] = apart, target
+        return apart
 
     def load(self, place: Place, body: memoryview) -> list[str]:
         """Deserialise one slice into `into`, where nothing of `body` itself stays; several may be at it at once.
@@ -176,9 +178,9 @@ class ShardReading:
         """
         plain = self._items[place][0].type is LoadItemType.BYTE_IO
         found: object = None if plain else tensor_in(body)
-        apart = self._apart.pop(place, None)
-        if apart is not None:
-            if self._is_there(place, found, apart, body):
+        if place in self._apart:
+            apart, target = self._apart.pop(place)
+            if _same_elements(found, target) and found.data_ptr() == _address(body) + apart.begin:
                 return self._completed(place)
             body[apart.begin : apart.begin + len(apart.memory)] = apart.memory
         if found is None:
@@ -190,16 +192,6 @@ class ShardReading:
             else:
                 self._into[item.dest_index.fqn] = found
         return [] if plain else self._completed(place)
-
-    def _is_there(self, place: Place, found: object, apart: Apart, body: memoryview) -> bool:
-        """Whether what arrived apart are the elements of the one tensor, as it has them."""
-        target = self._planner.resolve_tensor(self._items[place][0])
-        return (
-            isinstance(found, Tensor)
-            and (found.dtype, found.shape) == (target.dtype, target.shape)
-            and found.is_contiguous()
-            and found.data_ptr() == _address(body) + apart.begin
-        )
 
     def _completed(self, place: Place) -> list[str]:
         with self._lock:
@@ -262,6 +254,15 @@ def _memory_of(tensor: Tensor) -> memoryview | None:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return None
     return cast("Any", tensor.detach().flatten().view(torch.uint8).numpy()).data
+
+
+def _same_elements(found: object, target: Tensor) -> TypeGuard[Tensor]:
+    """Whether the bytes of the one are those of the other."""
+    return (
+        isinstance(found, Tensor)
+        and (found.dtype, found.shape) == (target.dtype, target.shape)
+        and found.is_contiguous()
+    )
 
 
 def _address(body: memoryview) -> int:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import SEEK_CUR, SEEK_END, SEEK_SET, BytesIO, RawIOBase
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,12 @@ _LOCAL_HEADER_BYTES = 30
 _LOCAL_HEADER, _FIRST_STORAGE = b"PK\x03\x04", b"/data/0"
 _LENGTHS = struct.Struct("<26xHH")
 """Of a local header: how long the name and the extra field are that follow it."""
+_DIRECTORY_ENTRY = struct.Struct("<4s6xH12xLHHH8xL")
+"""Signature, compression, size, lengths of name, extra field and comment, and where the local header is."""
+_DIRECTORY_END = struct.Struct("<4s6xH4xLH")
+"""Signature, number of entries, where the first one is, and the length of a comment."""
+_TOO_LARGE = 0xFFFFFFFF
+"""Stands for a number that is elsewhere."""
 
 
 def tensor_in(body: memoryview) -> Tensor | None:
@@ -29,9 +35,8 @@ def tensor_in(body: memoryview) -> Tensor | None:
     `body` must be known to be what was saved, and writable.
     """
     try:
-        with zipfile.ZipFile(cast("IO[bytes]", MemoryFile(body))) as archive:
-            return _Archive(body, archive).tensor()
-    except (_Unfamiliar, zipfile.BadZipFile, KeyError, pickle.UnpicklingError):
+        return _Archive(body).tensor()
+    except (_Unfamiliar, zipfile.BadZipFile, KeyError, UnicodeDecodeError, pickle.UnpicklingError):
         return None
 
 
@@ -96,10 +101,18 @@ class _Storage:
     count: int
 
 
+class _Entry(NamedTuple):
+    """Where a record's local header is, and how many bytes follow it."""
+
+    header: int
+    size: int
+    compression: int
+
+
 class _Archive:
-    def __init__(self, body: memoryview, archive: zipfile.ZipFile) -> None:
-        self._body, self._archive = body, archive
-        self._folder = archive.namelist()[0].partition("/")[0]
+    def __init__(self, body: memoryview) -> None:
+        self._body, self._entries = body, _entries(body)
+        self._folder = next(iter(self._entries), "").partition("/")[0]
 
     def tensor(self) -> Tensor:
         """The one tensor."""
@@ -117,12 +130,34 @@ class _Archive:
         return torch.frombuffer(body, dtype=storage.dtype) if body else torch.empty(0, dtype=storage.dtype)
 
     def _record(self, name: str) -> memoryview:
-        info = self._archive.getinfo(f"{self._folder}/{name}")
-        if info.compress_type != zipfile.ZIP_STORED:
+        entry = self._entries[f"{self._folder}/{name}"]
+        if entry.compression != zipfile.ZIP_STORED:
             raise _Unfamiliar
-        name_bytes, extra_bytes = _LENGTHS.unpack_from(self._body, info.header_offset)
-        begin = info.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
-        return self._body[begin : begin + info.file_size]
+        name_bytes, extra_bytes = _LENGTHS.unpack_from(self._body, entry.header)
+        begin = entry.header + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        return self._body[begin : begin + entry.size]
+
+
+def _entries(body: memoryview) -> dict[str, _Entry]:
+    """The archive's directory. Python's own reader, many times slower, is left what is too large for the usual form."""
+    begin = len(body) - _DIRECTORY_END.size
+    signature, count, at, comment = _DIRECTORY_END.unpack_from(body, begin) if begin >= 0 else (b"", 0, 0, 0)
+    found: dict[str, _Entry] = {}
+    if signature == b"PK\5\6" and not comment:
+        while len(found) < count and at + _DIRECTORY_ENTRY.size <= begin:
+            signature, compression, size, *lengths, header = _DIRECTORY_ENTRY.unpack_from(body, at)
+            if signature != b"PK\1\2" or _TOO_LARGE in {size, header}:
+                break
+            at += _DIRECTORY_ENTRY.size
+            found[str(body[at : at + lengths[0]], "utf-8")] = _Entry(header, size, compression)
+            at += sum(lengths)
+    if found and len(found) == count:
+        return found
+    with zipfile.ZipFile(cast("IO[bytes]", MemoryFile(body))) as archive:
+        return {
+            entry.filename: _Entry(entry.header_offset, entry.file_size, entry.compress_type)
+            for entry in archive.infolist()
+        }
 
 
 class _Unpickler(pickle.Unpickler):
