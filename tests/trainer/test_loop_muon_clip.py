@@ -8,14 +8,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from trimtab_trainer.checkpointing import TrainingState
 from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.integrations.attention_layers import attention_layers
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
-from trimtab_trainer.optim import MuonClip, MuonClipConfig, ParameterGroup, parameter_groups, separate_projections
+from trimtab_trainer.optim import (
+    MuonClip,
+    MuonClipConfig,
+    ParameterGroup,
+    fused_projection,
+    parameter_groups,
+    separate_projections,
+)
 
 VOCABULARY, TOKENS, HEADS = 32, 12, 4
 SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "use_cache": False}
@@ -291,6 +308,44 @@ def qwen() -> nn.Module:
 def test_attention_that_cannot_be_clipped_is_refused(make: Any, told: str) -> None:
     with pytest.raises(InvalidFields, match=told):
         MuonClipOptimizer(make())
+
+
+def test_normalised_queries_and_keys_are_watched_where_nothing_is_to_be_clipped() -> None:
+    model = qwen()
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(qk_clip_mode="disabled"))
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    logits = optimizer.take_logits()
+    assert logits.shape == (2, HEADS)
+    # Both have a root mean square of 1 and 8 elements: no product can exceed 8 / sqrt(8).
+    assert (logits > 0.5).all()
+    assert (logits <= math.sqrt(8) + 1e-5).all()
+
+
+def test_a_fused_map_is_clipped_where_its_user_tells_what_makes_the_logits() -> None:
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2}
+    model = Phi3ForCausalLM(Phi3Config(**SHAPE, **SPECIAL, **heads, pad_token_id=None)).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "qkv_proj" in name:
+                parameter.normal_(0.0, 0.4)
+
+    def attention(of: nn.Module) -> dict[str, AttentionHeads]:
+        modules = {name: of.get_submodule(name) for name in ("model.layers.0.self_attn", "model.layers.1.self_attn")}
+        return {
+            name: fused_projection(name, module.qkv_proj, heads=HEADS, key_heads=2) for name, module in modules.items()
+        }
+
+    fused = ParameterGroup(pattern="*.qkv_proj.weight", split=(32, 16, 16))
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(groups=(fused,), qk_clip_threshold=15.0, **STILL), attention)
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    optimizer.agreed_logits = optimizer.take_logits()
+    before = optimizer.agreed_logits[0]
+    optimizer.step()
+    model(input_ids=tokens())
+    after, hot = optimizer.take_logits()[0], before > 15
+    assert 0 < hot.sum() < HEADS
+    torch.testing.assert_close(after[hot], torch.full_like(after[hot], 15), rtol=1e-9, atol=0)
 
 
 def test_without_attention_that_is_watched_a_fused_model_trains_all_the_same() -> None:

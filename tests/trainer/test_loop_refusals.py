@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
@@ -51,6 +52,7 @@ def trainer(**changed: Any) -> Any:
         "strategy": SingleDeviceStrategy("cpu"),
         "scaler": None,
         "gradient_clip_algorithm": None,
+        "callbacks": [],
         "optimizers": [optimizer],
         "lr_scheduler_configs": [
             SimpleNamespace(scheduler=schedule, reduce_on_plateau=False, interval="step", frequency=1)
@@ -69,6 +71,7 @@ def test_what_fits_the_run_is_not_refused() -> None:
     ("changed", "told"),
     [
         ({"max_steps": 90}, "TrainingArguments.max_steps: 90 must be 100, which follows from steps"),
+        ({"gradient_accumulation_steps": 4}, "must be 2, which follows from gradientAccumulationSteps"),
         ({"seed": 42}, "TrainingArguments.seed: 42 must be 3"),
         ({"world_size": 2}, "TrainingArguments.world_size: 2 must be 1"),
         ({"deepspeed": "zero.json"}, "TrainingArguments.deepspeed: zero.json is not supported"),
@@ -91,6 +94,10 @@ def test_arguments_of_hugging_face_that_do_not_fit_are_named(changed: dict[str, 
         ({"accumulate_grad_batches": 1}, "follows from gradientAccumulationSteps"),
         ({"strategy": SimpleNamespace()}, "Trainer.strategy: SimpleNamespace is not supported"),
         ({"scaler": object()}, "use bf16-mixed"),
+        (
+            {"callbacks": [GradientAccumulationScheduler({4: 2})]},
+            "Trainer.callbacks: GradientAccumulationScheduler is not supported",
+        ),
         ({"optimizers": []}, "configure_optimizers: 0 optimizers"),
         (
             {"lr_scheduler_configs": [SimpleNamespace(reduce_on_plateau=False, interval="epoch", frequency=1)]},

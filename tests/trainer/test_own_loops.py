@@ -54,6 +54,7 @@ def test_two_ranks_repeat_withhold_go_back_and_drain_at_the_same_steps(loop: str
     poison = {"kind": "poisonGradient", "tensor": LOOPS[loop]}
     run = make_run(
         "run",
+        gradientAccumulationSteps=2,
         faults=[{**poison, "attempt": 1, "step": 8, "rank": 1}, {**poison, "attempt": 2, "step": 14, "rank": 0}],
     )
     with run.world() as world:
@@ -87,6 +88,8 @@ def test_two_ranks_repeat_withhold_go_back_and_drain_at_the_same_steps(loop: str
     assert {step: third[step] for step in (11, 12, 13)} == {step: second[step] for step in (11, 12, 13)}
     assert run.records(2)[14].scalars["skipped_update"] == 1
     assert run.records(2)[14].scalars["nonfinite"] > 0
+    assert run.records(2)[14].vectors.keys() == {"qk_max_logit"}
+    assert run.records(3)[14].vectors.keys() == {"qk_max_logit", "qk_clip_gamma"}
     assert third[15] != third[14]
     for rank in (0, 1):
         assert run.windows(2, rank) == windows_between(6, 14, SKIP)

@@ -1,10 +1,11 @@
 """Lightning's `Trainer`, guarded: a callback that reports and obeys, and the run's data for `fit`."""
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import Optimizer
@@ -136,9 +137,17 @@ def trainer_problems(trainer: Any, run: Run) -> Iterator[str]:
         yield "Trainer.precision: 16-mixed is not supported: the scale of its loss is out of reach; use bf16-mixed"
     if str(trainer.gradient_clip_algorithm or "norm") not in {"norm", "GradClipAlgorithmType.NORM"}:
         yield "Trainer.gradient_clip_algorithm: value is not supported: only a clipped norm is reported; use norm"
+    if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks):
+        yield (
+            "Trainer.callbacks: GradientAccumulationScheduler is not supported: a step's micro-batches follow from "
+            "gradientAccumulationSteps; leave it out"
+        )
     if len(trainer.optimizers) != 1:
         yield f"configure_optimizers: {len(trainer.optimizers)} optimizers are not supported; return one"
-    configs = trainer.lr_scheduler_configs
+    yield from _schedule_problems(trainer.lr_scheduler_configs)
+
+
+def _schedule_problems(configs: Sequence[Any]) -> Iterator[str]:
     if len(configs) > 1:
         yield f"configure_optimizers: {len(configs)} schedules are not supported; return one"
     for config in configs:
