@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judged_runs import accepted, judged, states
 from object_store_fixture import ObjectStoreServer
 from own_loop_world import LoopRun, windows_between
 from redis_fixture import RedisServer
@@ -87,3 +88,8 @@ def test_micro_batches_in_bfloat16_go_back_exactly_and_count_windows_not_batches
             logits, gamma = (record.vectors[name] for name in ("qk_max_logit", "qk_clip_gamma"))
             assert logits.shape == gamma.shape == (2, 4)
             assert [factor < 1 for factor in gamma.values()] == [logit > 0.3 for logit in logits.values()]
+        # Rules on either metric see the same head two updates in a row, as those of the policy library do.
+        for metric, streak in (("qk_max_logit", "longestStreakAbove"), ("qk_clip_gamma", "longestStreakBelow")):
+            bound = 0.3 if metric == "qk_max_logit" else 1
+            rule = accepted({"metric": metric, "reduce": {streak: bound}, "range": {"max": 1}})
+            assert "F" in states(judged(rule, undisturbed.records().values()))
