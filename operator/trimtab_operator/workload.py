@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import yaml
+from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.keys import RunId, redis_user
 
 from trimtab_operator.resources import API_VERSION, TrainingJobSpec, parse_duration, parse_training_job_spec
@@ -26,6 +27,8 @@ MANAGED_BY = "trimtab"
 CONTAINER_NAME = "trainer"
 """Of the trainer's container, whose termination message tells how it ended."""
 
+CONTENT_SHOWN = 12
+"""Digits of a SHA-256 that tell the contents of one world's ConfigMaps apart."""
 CONFIG_DIRECTORY = "/etc/trimtab"
 CONFIG_FILE = "config.yaml"
 PASSWORD_KEY = "password"  # noqa: S105 - the name of a key, not a password
@@ -103,11 +106,13 @@ def world_name(job: str, attempt: int) -> str:
 
 
 def config_map_name(job: TrainingJobView, attempt: int) -> str:
-    """The name of a world's ConfigMap; an earlier TrainingJob's of the same name has another.
+    """The name of a world's ConfigMap; an earlier TrainingJob's of the same name has another, and so has other content.
 
-    A kubelet may still serve the content it knew under a name when an object of that name is made anew.
+    A kubelet may still serve the content it knew under a name when an object of that name is made anew; and a world
+    whose Job was refused has its ConfigMap already when the job is corrected.
     """
-    return f"{world_name(job.name, attempt)}-{job.uid}"
+    content = trainer_config_text(job.spec.trainer.config).encode()
+    return f"{world_name(job.name, attempt)}-{job.uid}-{sha256_hex(content)[:CONTENT_SHOWN]}"
 
 
 def redis_secret_name(job: TrainingJobView) -> str:

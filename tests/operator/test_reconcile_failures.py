@@ -102,6 +102,26 @@ async def test_a_world_that_the_api_server_refuses_is_told_and_made_when_the_job
     assert status["message"] == "0 of 1 pods are made"
 
 
+async def test_a_world_that_was_refused_trains_by_the_corrected_configuration(
+    api: ControlPlane, ports: Ports, object_store: ObjectStoreServer
+) -> None:
+    run = await applied(api, ports, object_store, trainer={"config": {"steps": 100}, **memory("16Gb")})
+    async with operator(ports):
+        await shown(ports, run, is_told)
+        patch = json.dumps({"spec": {"trainer": {"config": {"steps": 7}, **memory("16Gi")}}})
+        api.kubectl("patch", "tj", "demo", f"-n={run.namespace}", "--type=merge", f"-p={patch}")
+        await shown(ports, run, lambda status: condition(status, "Ready").get("status") == "True")
+    job = await ports.cluster.get_job(run.namespace, "demo-1")
+    assert job is not None
+    (name,) = [one["configMap"]["name"] for one in job["spec"]["template"]["spec"]["volumes"] if "configMap" in one]
+    config = api.kubectl("get", "configmap", name, f"-n={run.namespace}", r"-o=jsonpath={.data.config\.yaml}")
+    assert "steps: 7" in config.splitlines()
+
+
+def memory(amount: str) -> dict[str, Any]:
+    return {"resourcesPerNode": {"limits": {"memory": amount}}}
+
+
 class Away:
     """An audit store that takes nothing."""
 

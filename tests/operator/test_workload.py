@@ -9,6 +9,7 @@ import pytest
 import yaml
 from control_plane_fixture import ControlPlane
 from operator_objects import training_job
+from trimtab_contract.checkpoints import sha256_hex
 from trimtab_operator.workload import (
     TrainingJobView,
     WorkloadDefaults,
@@ -61,9 +62,10 @@ def test_a_world_is_one_indexed_job_that_never_replaces_a_pod() -> None:
 
 def test_everything_of_a_world_bears_its_name_and_goes_with_its_job_without_finalizers() -> None:
     objects = world()
+    content = sha256_hex(objects.config_map["data"]["config.yaml"].encode())
     assert [each["metadata"]["name"] for each in objects.in_order()] == [
         "demo-redis-1234-abcd",
-        "demo-4-1234-abcd",
+        f"demo-4-1234-abcd-{content[:12]}",
         "demo-4",
         "demo-4",
     ]
