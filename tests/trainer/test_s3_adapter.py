@@ -1,10 +1,14 @@
 """Every answer of an S3 server becomes one of the trainer's own errors, and says what to do."""
 
 import hashlib
+import socketserver
+import threading
 from pathlib import Path
 
 import pytest
+from botocore.awsrequest import AWSHTTPConnection
 from object_store_fixture import ADMIN, READER, Credentials, ObjectStoreServer
+from trimtab_trainer.adapters import s3
 from trimtab_trainer.adapters.s3 import ObjectStore, StoreTimeouts
 from trimtab_trainer.errors import ObjectMissing, StoreRefused, StoreUnavailable
 
@@ -131,6 +135,14 @@ class Filled:
         return bytes(self.memory[: self._came])
 
 
+@pytest.fixture(params=["from the socket", "through the libraries"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How bytes arrive: the second way is that of answers which a library checks or alters."""
+    if request.param == "through the libraries":
+        monkeypatch.setattr(s3, "_source", lambda body, _raw: body)
+
+
+@pytest.mark.usefixtures("way")
 def test_a_stretch_arrives_in_the_memory_that_is_shown(object_store: ObjectStoreServer, bucket: str) -> None:
     store, body = opened(object_store, bucket), hashlib.shake_256(b"filled").digest(3_000_000)
     store.put("filled", body)
@@ -141,6 +153,7 @@ def test_a_stretch_arrives_in_the_memory_that_is_shown(object_store: ObjectStore
             assert found.came == body[offset : offset + length]
 
 
+@pytest.mark.usefixtures("way")
 def test_no_byte_arrives_that_there_is_no_room_for(object_store: ObjectStoreServer, bucket: str) -> None:
     store, found = opened(object_store, bucket), Filled(1000, 400)
     store.put("small", b"abc" * 1000)
@@ -152,6 +165,7 @@ def test_no_byte_arrives_that_there_is_no_room_for(object_store: ObjectStoreServ
         store.fill("none", 0, 10, found)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_server_that_stops_amid_a_stretch_is_unavailable(object_store: ObjectStoreServer, bucket: str) -> None:
     store = opened(object_store, bucket)
     store.put("midway", hashlib.shake_256(b"midway").digest(64 * 1024 * 1024))
@@ -169,3 +183,48 @@ def test_a_server_that_stops_amid_a_stretch_is_unavailable(object_store: ObjectS
         object_store.thaw()
     assert 0 < len(stopping.came) < 64 * 1024 * 1024
     assert len(store.get("midway")) == 64 * 1024 * 1024
+
+
+class Breaking(socketserver.BaseRequestHandler):
+    """Answers as S3 does, but ends in the midst of the body."""
+
+    def handle(self) -> None:
+        self.request.recv(65_536)
+        head = "HTTP/1.1 206 Partial Content\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n\r\n"
+        self.request.sendall(head.encode() + bytes(600))
+
+
+@pytest.mark.usefixtures("way")
+def test_an_answer_that_ends_early_is_unavailable() -> None:
+    with socketserver.TCPServer(("127.0.0.1", 0), Breaking) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            store = ObjectStore(
+                "bucket", endpoint=f"http://127.0.0.1:{server.server_address[1]}", access_key="a", secret_key="b"
+            )
+            found = Filled(1000, 1000)
+            with pytest.raises(StoreUnavailable, match="GetObject bucket/key"):
+                store.fill("key", 0, 1000, found)
+        finally:
+            server.shutdown()
+            serving.join()
+    assert found.came in {b"", bytes(600)}
+
+
+def test_stretches_come_over_one_connection(
+    object_store: ObjectStoreServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_connections: list[AWSHTTPConnection] = []
+    connect = AWSHTTPConnection.connect
+
+    def counted(connection: AWSHTTPConnection) -> None:
+        opened_connections.append(connection)
+        connect(connection)
+
+    monkeypatch.setattr(AWSHTTPConnection, "connect", counted)
+    store = opened(object_store, bucket)
+    store.put("often", bytes(100_000))
+    for _ in range(3):
+        store.fill("often", 0, 100_000, Filled(100_000, 30_000))
+    assert len(opened_connections) == 1

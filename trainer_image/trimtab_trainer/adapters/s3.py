@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
@@ -62,6 +63,10 @@ class Destination(Protocol):
     def take(self, count: int, /) -> None:
         """The first `count` bytes of the room have arrived."""
         ...
+
+
+class _Broken(Exception):
+    """An answer that breaks off."""
 
 
 class _Stretch(NamedTuple):
@@ -143,9 +148,16 @@ class ObjectStore:
         """
         with self._translated("GetObject", key):
             found = self._stretch(key, offset, length)
-            with closing(found.body) as body:
-                while (room := into.room()) and (count := body.readinto(room)):
+            left = min(length, found.whole_size - offset)
+            with found.body as raw:
+                source = _source(found.body, raw)
+                while (room := into.room()) and (count := _received(source, room)):
                     into.take(count)
+                    left -= count
+                if room and left > 0:
+                    raise _Broken(f"the answer ended {left} bytes early")
+                if _is_over(source):
+                    raw.release_conn()
             return found.whole_size
 
     def _stretch(self, key: str, offset: int, length: int) -> _Stretch:
@@ -235,6 +247,8 @@ class ObjectStore:
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
             raise StoreRefused(message) from error
+        except _Broken as error:
+            raise StoreUnavailable(f"{operation} {self.bucket}/{key}: {error}") from error
         except BotoCoreError as error:
             # Of what the library did not expect it quotes the request, signature included.
             told = "" if type(error) is HTTPClientError else f": {error}"
@@ -274,6 +288,27 @@ def _of_environment() -> dict[str, str]:
     found = {argument: os.environ.get(name, "").strip() for argument, name in names.items()}
     both = found["aws_access_key_id"] and found["aws_secret_access_key"]
     return {argument: value for argument, value in found.items() if value} if both else {}
+
+
+def _source(body: object, raw: object) -> Any:
+    """What fills memory with a body: the reader of the socket, where nothing is done with what it reads.
+
+    The libraries above it have a `readinto` too, which reads into new memory and copies.
+    """
+    reader = getattr(raw, "_fp", None)
+    return reader if type(body) is StreamingBody and isinstance(reader, HTTPResponse) else body
+
+
+def _received(source: Any, room: memoryview) -> int:
+    try:
+        return source.readinto(room)
+    except (HTTPException, OSError) as error:
+        raise _Broken(f"{type(error).__name__}: {error}") from error
+
+
+def _is_over(source: object) -> bool:
+    """Whether the socket's reader has read all of an answer: its connection can be used for another one."""
+    return isinstance(source, HTTPResponse) and source.isclosed()
 
 
 def _headers(response: Mapping[str, Any]) -> Mapping[str, Any]:
