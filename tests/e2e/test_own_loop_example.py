@@ -71,4 +71,5 @@ def test_the_example_is_held_by_a_person_rolled_back_by_itself_and_completes_wit
     assert surviving[steps].scalars["loss"] < surviving[1].scalars["loss"] - 2
     logits = [record.vectors["qk_max_logit"] for record in surviving.values()]
     assert {one.shape for one in logits} == {(2, 4)}
+    assert all("qk_clip_gamma" in record.vectors for record in surviving.values())
     assert max(logits[-1].values()) > 3 * max(logits[0].values())
