@@ -51,11 +51,12 @@ class Oversight:
         self._states: dict[RunId, RunState] = {}
         self._unread: set[RunId] = set()
         self._broken: set[RunId] = set()
+        self._failing: set[RunId] = set()
         self._listed_at: float | None = None
         self._adopted = False
         self._breaker = Breaker()
         if telemetry is not None:
-            telemetry.show(lambda: Seen(dict(self._states), frozenset(self._broken), self._breaker.trip is not None))
+            telemetry.show(self._seen)
         if notifier is not None:
             notifier.settled = self._settled
 
@@ -91,8 +92,17 @@ class Oversight:
         self._offer(run, Notice(kind=NoticeKind.JOURNAL_BROKEN, id=identity, time=self._wall_time(), message=message))
         self.refresh()
 
+    def failing(self, run: RunId) -> None:
+        """Nothing can be decided for a run now, and people are told so."""
+        self._failing.add(run)
+
+    def going_on(self, run: RunId) -> None:
+        """A turn of a run has ended well."""
+        self._failing.discard(run)
+
     def gone(self, run: RunId) -> None:
         """Nobody looks after the run any more."""
+        self._failing.discard(run)
         self._states.pop(run, None)
         self.read_backs.leave(run)
         self._unread.discard(run)
@@ -191,6 +201,10 @@ class Oversight:
             self.wake_all()
         else:
             self.wake(run)
+
+    def _seen(self) -> Seen:
+        broken, failing = frozenset(self._broken), frozenset(self._failing)
+        return Seen(dict(self._states), broken, failing, breaker_open=self._breaker.trip is not None)
 
     def _wall_time(self) -> str:
         return datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="microseconds")

@@ -168,6 +168,7 @@ class Supervisor:
                     opened = True
                 await reconciler.turn()
                 failures = 0
+                self._ports.oversight.going_on(reconciler.run)
             except Fenced as error:
                 self._fail(error)
                 return
@@ -175,7 +176,7 @@ class Supervisor:
                 failures += 1
                 log.warning("waiting", run=str(reconciler.run), error=str(error))
                 if failures >= LASTING_FAILURES:
-                    await reconciler.cannot_go_on(str(error))
+                    await self._cannot_go_on(reconciler, str(error))
                 await _back_off(failures)
                 reconciler.wake()
             except JournalBroken as error:
@@ -187,18 +188,22 @@ class Supervisor:
             except OperatorError as error:
                 failures += 1
                 log.warning("cannot go on now", run=str(reconciler.run), error=str(error))
-                await reconciler.cannot_go_on(str(error))
+                await self._cannot_go_on(reconciler, str(error))
                 await _back_off(failures + len(RETRY_SECONDS))
                 reconciler.wake()
             except Exception:
                 failures += 1
                 log.exception("defect", run=str(reconciler.run))
-                await reconciler.cannot_go_on("a defect of the operator, whose log says more")
+                await self._cannot_go_on(reconciler, "a defect of the operator, whose log says more")
                 await _back_off(failures + len(RETRY_SECONDS))
                 reconciler.wake()
         self._runs.pop(reconciler.run, None)
         self._tasks.pop(reconciler.run, None)
         self._ports.oversight.gone(reconciler.run)
+
+    async def _cannot_go_on(self, reconciler: RunReconciler, why: str) -> None:
+        self._ports.oversight.failing(reconciler.run)
+        await reconciler.cannot_go_on(why)
 
     def _fail(self, error: Fenced) -> None:
         if not self.failed.done():

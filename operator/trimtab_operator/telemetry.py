@@ -24,10 +24,12 @@ _JOB = ("job_namespace", "job_name")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All runs at one moment. `broken` are those whose journal is; `breaker_open` holds for every run."""
+    """All runs at one moment. `broken` are those whose journal is, `failing` those for which nothing can be decided;
+    `breaker_open` holds for every run."""
 
     states: Mapping[RunId, RunState]
     broken: frozenset[RunId] = frozenset()
+    failing: frozenset[RunId] = frozenset()
     breaker_open: bool = False
 
 
@@ -144,6 +146,9 @@ class _Standing(Collector):
             "trimtab_job_automation_held", "1 while a job's rollback or restart waits for the breaker.", labels=_JOB
         )
         broken = GaugeMetricFamily("trimtab_job_journal_broken", "1 while a job's journal is broken.", labels=_JOB)
+        failing = GaugeMetricFamily(
+            "trimtab_job_reconcile_failed", "1 while nothing can be decided for a job.", labels=_JOB
+        )
         breaker = GaugeMetricFamily("trimtab_breaker_open", "1 while automation is held for all runs.")
         breaker.add_metric((), float(seen.breaker_open))
         for run, state in seen.states.items():
@@ -153,6 +158,7 @@ class _Standing(Collector):
             human.add_metric(job, float(waits_for_a_person(state)))
             incident.add_metric(job, float(state.incident is not None))
             held.add_metric(job, float(state.automation is not None))
-        for run in {*seen.states, *seen.broken}:
+        for run in {*seen.states, *seen.broken, *seen.failing}:
             broken.add_metric((run.namespace, run.name), float(run in seen.broken))
-        return (phase, human, incident, held, broken, breaker)
+            failing.add_metric((run.namespace, run.name), float(run in seen.failing))
+        return (phase, human, incident, held, broken, failing, breaker)

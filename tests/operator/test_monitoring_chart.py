@@ -40,7 +40,7 @@ def test_every_alert_is_about_a_metric_and_labels_that_exist() -> None:
     assert rule["metadata"]["labels"]["release"] == "prometheus"
     samples = exposed()
     (group,) = rule["spec"]["groups"]
-    assert len(group["rules"]) == 6
+    assert len(group["rules"]) == 7
     for alert in group["rules"]:
         expression = alert["expr"]
         (name,) = set(re.findall(r"\btrimtab_\w+", expression))

@@ -11,12 +11,15 @@ import pytest
 from control_plane_fixture import ControlPlane
 from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import guard_policy, run_request, training_job
+from prometheus_client import CollectorRegistry, generate_latest
 from trimtab_contract.keys import RunId
 from trimtab_operator.adapters.ports import Appended, JournalStore
 from trimtab_operator.errors import StoreUnavailable
+from trimtab_operator.oversight import Oversight
 from trimtab_operator.reconciler import WORD_SECONDS, Ports, RunReconciler
 from trimtab_operator.run_state import RequestState
 from trimtab_operator.supervisor import Supervisor
+from trimtab_operator.telemetry import Telemetry
 
 Status = Mapping[str, Any]
 
@@ -85,9 +88,11 @@ async def test_a_world_that_the_api_server_refuses_is_told_and_made_when_the_job
     mended: dict[str, Any],
     why: str,
 ) -> None:
-    run = await applied(api, ports, object_store, **wrong)
-    async with operator(ports):
+    run, registry = await applied(api, ports, object_store, **wrong), CollectorRegistry()
+    gauge = f'trimtab_job_reconcile_failed{{job_name="demo",job_namespace="{run.namespace}"}}'
+    async with operator(replace(ports, oversight=Oversight(telemetry=Telemetry(registry)))):
         status = await shown(ports, run, is_told)
+        assert f"{gauge} 1.0" in generate_latest(registry).decode()
         assert status["message"].startswith("no world is started, which is tried again and again: ")
         assert why in status["message"]
         assert status["phase"] == "Pending"
@@ -98,6 +103,8 @@ async def test_a_world_that_the_api_server_refuses_is_told_and_made_when_the_job
         patch = json.dumps({"spec": mended})
         api.kubectl("patch", "tj", "demo", f"-n={run.namespace}", "--type=merge", f"-p={patch}")
         status = await shown(ports, run, lambda status: condition(status, "Ready").get("status") == "True")
+        while f"{gauge} 0.0" not in generate_latest(registry).decode():
+            await asyncio.sleep(0.05)
     assert await ports.cluster.get_job(run.namespace, "demo-1") is not None
     assert status["message"] == "0 of 1 pods are made"
 
