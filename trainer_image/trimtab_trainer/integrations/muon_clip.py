@@ -96,7 +96,8 @@ class MuonClipOptimizer(Optimizer):
                 inner.load_state_dict({**inner.state_dict(), "count": muon["updates"]})
             inner.set_lr(muon["lr"] / settings.muon_lr, adamw["lr"] / settings.adamw_lr)
             logits, self.agreed_logits = self.agreed_logits, None
-            self.telemetry = inner.step(self.take_logits() if logits is None else logits)
+            own = self.take_logits() if logits is None else logits
+            self.telemetry = inner.step(own.to(next(iter(self._trained.values())).device))
             muon["updates"] = adamw["updates"] = inner.count
         return loss
 
