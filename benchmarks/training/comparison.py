@@ -15,7 +15,7 @@ THRESHOLD: Final = 20.0
 RATES: Final[Mapping[OptimizerName, tuple[float, ...]]] = {
     "MuonClip": (0.01, 0.02, 0.04, 0.08),
     "Muon": (0.01, 0.02, 0.04, 0.08),
-    "AdamW": (0.0005, 0.001, 0.002, 0.004),
+    "AdamW": (0.001, 0.002, 0.004, 0.008),
 }
 GROWTH_RATE: Final = 0.05
 GROWTH_STEPS: Final = 240
