@@ -218,10 +218,12 @@ def test_a_state_that_does_not_fit_is_refused_whole_with_every_problem() -> None
     state["adamw_first_moment"].pop("norm.weight")
     state["adamw_second_moment"]["norm.gain"] = torch.zeros(16)
     state["muon_momentum"]["blocks.0.up.weight"] = torch.zeros(16, 64)
+    state["master_weights"] = {"norm.weight": torch.zeros(16)}
     with pytest.raises(InvalidFields) as caught:
         optimizer.load_state_dict(state)
     assert caught.value.problems == (
-        "count: None must be a whole number",
+        "count: None must be a whole number from 0 on",
+        "master_weights: unknown",
         "muon_momentum.blocks.0.up.weight: (16, 64) torch.float32 must be (64, 16) torch.float32",
         "adamw_first_moment.norm.weight: missing",
         "adamw_second_moment.norm.gain: unknown",

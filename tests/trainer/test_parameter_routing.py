@@ -72,7 +72,7 @@ def test_every_group_and_parameter_that_cannot_be_served_is_named_at_once() -> N
     with pytest.raises(InvalidFields) as caught:
         route_parameters(parameters.items(), groups)
     assert caught.value.problems == (
-        "layers.0.half.weight: torch.float16 must be torch.float32 (the master copy), computed on in any type",
+        "layers.0.half.weight: torch.float16 must be torch.float32, computed on in any type, or master_weights be set",
         "layers.0.qkv.weight: split (pattern '*.qkv.weight') adds up to 16 and must to its 24 rows",
         (
             "layers.0.norm.weight: Muon orthogonalises matrices and stacks of matrices; 1 dimensions "

@@ -1,7 +1,7 @@
 """Validation that reports every wrong field of a value at once."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trimtab_trainer.errors import TrainerError
 
@@ -34,6 +34,11 @@ def positive(field: str, value: float) -> str | None:
     if value == math.inf:
         return f"{field}: {value} must be finite"
     return None if value > 0 else f"{field}: {value} must be above 0"
+
+
+def one_of(field: str, value: object, choices: Sequence[str]) -> str | None:
+    """Say that `field` is none of `choices`, or return None."""
+    return None if value in choices else f"{field}: {value!r} must be one of {', '.join(choices)}"
 
 
 def within(field: str, value: float, low: float, below: float) -> str | None:

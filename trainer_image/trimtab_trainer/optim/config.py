@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
-from trimtab_trainer.fields import at_least, positive, raise_if_any, within
+from trimtab_trainer.fields import at_least, one_of, positive, raise_if_any, within
 
 Optimizer = Literal["muon", "adamw"]
 CoefficientSet = Literal["quintic", "tuned_quintic", "polar_express", "deepseek_v4", "cubic"]
@@ -43,6 +43,7 @@ class ParameterGroup:
         raise_if_any(
             (
                 None if self.pattern else "pattern: '' must name parameters, such as blocks.*.qkv.weight",
+                None if self.optimizer is None else one_of("optimizer", self.optimizer, get_args(Optimizer)),
                 *(f"split: {rows} must be at least 1" for rows in self.split if rows < 1),
                 None if self.heads is None else at_least("heads", self.heads, 1),
                 "heads: not together with split; a list of equal rows in split says the same"
@@ -142,6 +143,11 @@ class MuonClipConfig:
                 within("beta1", self.beta1, 0.0, 1.0),
                 within("beta2", self.beta2, 0.0, 1.0),
                 positive("epsilon", self.epsilon),
+                one_of("coefficients", self.coefficients, get_args(CoefficientSet)),
+                one_of("newton_schulz_dtype", self.newton_schulz_dtype, get_args(ComputeType)),
+                one_of("newton_schulz_mode", self.newton_schulz_mode, get_args(NewtonSchulzMode)),
+                one_of("qk_clip_mode", self.qk_clip_mode, get_args(QkClipMode)),
+                one_of("qk_clip_grouped_query", self.qk_clip_grouped_query, get_args(GroupedQueryRule)),
                 None if threshold is None else positive("qk_clip_threshold", threshold),
                 *(positive("qk_clip_layer_thresholds", each) for each in self.qk_clip_layer_thresholds),
                 "qk_clip_schedule: the updates of its points must rise"

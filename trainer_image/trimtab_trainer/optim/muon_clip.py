@@ -14,7 +14,7 @@ from trimtab_trainer.optim.adamw import AdamW
 from trimtab_trainer.optim.config import MuonClipConfig, Optimizer
 from trimtab_trainer.optim.muon import Muon
 from trimtab_trainer.optim.qk_clip import layer_gamma, qk_clip, require_finite
-from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters
+from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters, routing_problems
 from trimtab_trainer.optim.shared_results import Peers
 from trimtab_trainer.optim.weights import Weight, in_master
 
@@ -48,6 +48,9 @@ class MuonClip:
     `named_parameters`, or be a view of one that is. A pair (query parameters, key parameters) is short for multi-head
     attention.
 
+    Give it the parameters that are to be trained, with the weights they begin from: one without a gradient counts as
+    one with a gradient of zero, so a frozen one would decay, and the float32 copies are made here.
+
     Raises:
         InvalidFields: one sentence per parameter, group and layer that cannot be served.
     """
@@ -60,11 +63,16 @@ class MuonClip:
     ) -> None:
         self.config = config
         parameters = dict(named_parameters)
+        layers = [layer if isinstance(layer, AttentionHeads) else _multi_head(*layer) for layer in attention]
+        raise_if_any(
+            (
+                *routing_problems(parameters, config.groups, masters=config.master_weights),
+                *_attention_problems(layers, parameters, config),
+            )
+        )
         self.routes: tuple[Route, ...] = route_parameters(
             parameters.items(), config.groups, decay=config.decay, masters=config.master_weights
         )
-        layers = [layer if isinstance(layer, AttentionHeads) else _multi_head(*layer) for layer in attention]
-        raise_if_any(_attention_problems(layers, parameters, config))
         self._masters = {
             name: parameter.detach().float()
             for name, parameter in parameters.items()
@@ -121,8 +129,11 @@ class MuonClip:
         micro-batches and replicas; for a model without attention it is empty.
 
         Raises:
+            InvalidFields: there is not one largest logit for each head; nothing was changed.
             NonFiniteLogitsError: a largest logit is not finite; nothing was changed.
         """
+        if not self.config.qk_clip_off:
+            raise_if_any(_logit_problems(max_logits, self._layers))
         require_finite(max_logits)
         self._count += 1
         lr = self.lr
@@ -218,6 +229,9 @@ def _attention_problems(
         if layer.kind == "groupedQuery" and rule != "query" and not layer.of(LogitPart.SHARED_KEY):
             yield f"qk_clip_grouped_query: {rule} needs the shared key of attention layer {index}"
         yield from (f"attention layer {index}: {each.name}: {problem}" for each, problem in _unfit(layer, known))
+        yield from (f"attention layer {index}: {problem}" for problem in _unequal_heads(layer))
+    if len(counts := {layer.heads for layer in layers if layer.heads}) > 1:
+        yield f"attention: its layers have {sorted(counts)} heads; largest logits need the same number in each"
 
 
 def _unfit(layer: AttentionHeads, known: Set[int]) -> Iterator[tuple[HeadParameter, str]]:
@@ -229,11 +243,43 @@ def _unfit(layer: AttentionHeads, known: Set[int]) -> Iterator[tuple[HeadParamet
             yield each, f"{each.heads} heads must divide its {len(each.parameter)} rows"
 
 
+def _unequal_heads(layer: AttentionHeads) -> Iterator[str]:
+    """What shows that a layer has another number of key heads than it says: rows of other heads would be scaled."""
+    if layer.kind == "latent":
+        return
+    queries, keys = layer.of(LogitPart.QUERY), layer.of(LogitPart.KEY) or layer.of(LogitPart.SHARED_KEY)
+    for query, key in zip(queries[:1], keys[:1], strict=False):
+        if key.heads and layer.heads % key.heads:
+            yield f"its {layer.heads} query heads must be a multiple of its {key.heads} key heads"
+        sizes = [len(each.parameter) // (each.heads or 1) for each in (query, key)]
+        if sizes[0] != sizes[1]:
+            yield f"heads of {sizes[0]} rows in {query.name} and of {sizes[1]} in {key.name} must be of equal size"
+
+
+def _logit_problems(max_logits: Tensor, layers: Sequence[AttentionHeads]) -> Iterator[str]:
+    """Numbers of another shape would be broadcast, and scale heads that did nothing."""
+    if not layers:
+        return
+    heads = max(layer.heads for layer in layers) or max(max_logits.shape[-1:], default=0)
+    if heads == 0 or max_logits.shape != (len(layers), heads):
+        yield (
+            f"max_logits: shape {list(max_logits.shape)} must be [{len(layers)}, {heads or 'heads'}], one number for "
+            "each head of each attention layer"
+        )
+        return
+    for index, layer in enumerate(layers):
+        if any(not each.heads and len(each.parameter) % heads for each in layer.parameters):
+            yield f"max_logits: {heads} heads must divide the rows of attention layer {index}"
+
+
 def _state_problems(own: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Iterator[str]:
     if state.get("version") != STATE_VERSION:
         yield f"version: {state.get('version')} must be {STATE_VERSION}"
-    if not isinstance(state.get("count"), int):
-        yield f"count: {state.get('count')} must be a whole number"
+    count = state.get("count")
+    if not isinstance(count, int) or count < 0:
+        yield f"count: {count} must be a whole number from 0 on"
+    for kind in sorted(state.keys() - own.keys() - {"version", "count"}):
+        yield f"{kind}: unknown"
     for kind, tensors in own.items():
         saved: Mapping[str, Tensor] = state.get(kind, {})
         for name in sorted(tensors.keys() - saved.keys()):

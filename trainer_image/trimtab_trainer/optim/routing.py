@@ -1,6 +1,6 @@
 """Which optimizer updates which parameter, and why."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -55,20 +55,24 @@ def route_parameters(
         InvalidFields: one sentence per parameter and group that cannot be served.
     """
     parameters = dict(named_parameters)
+    raise_if_any(routing_problems(parameters, groups, masters=masters))
+    return tuple(_route(name, parameter, _group_of(name, groups), decay) for name, parameter in parameters.items())
+
+
+def routing_problems(
+    parameters: Mapping[str, Tensor], groups: Sequence[ParameterGroup], *, masters: bool
+) -> Iterator[str]:
+    """One sentence for each parameter and each group that cannot be served."""
+    for name, parameter in parameters.items():
+        if (problem := _type_problem(name, parameter, masters=masters)) is not None:
+            yield problem
     chosen = {name: _group_of(name, groups) for name in parameters}
+    for name, group in chosen.items():
+        yield from _group_problems(name, parameters[name], group)
     used = {id(group) for group in chosen.values()}
-    raise_if_any(
-        (
-            *(_type_problem(name, parameter, masters=masters) for name, parameter in parameters.items()),
-            *(problem for name, group in chosen.items() for problem in _group_problems(name, parameters[name], group)),
-            *(
-                f"groups[{index}].pattern: {group.pattern!r} matches no parameter that an earlier group left"
-                for index, group in enumerate(groups)
-                if id(group) not in used
-            ),
-        )
-    )
-    return tuple(_route(name, parameter, chosen[name], decay) for name, parameter in parameters.items())
+    for index, group in enumerate(groups):
+        if id(group) not in used:
+            yield f"groups[{index}].pattern: {group.pattern!r} matches no parameter that an earlier group left"
 
 
 def routing_table(routes: Iterable[Route]) -> str:
@@ -122,7 +126,9 @@ def _counted(rows: tuple[int, ...]) -> str:
 def _type_problem(name: str, parameter: Tensor, *, masters: bool) -> str | None:
     if parameter.dtype in MASTER_TYPES or (masters and parameter.is_floating_point()):
         return None
-    return f"{name}: {parameter.dtype} must be torch.float32 (the master copy), computed on in any type"
+    if masters:
+        return f"{name}: {parameter.dtype} must be a type of floating point"
+    return f"{name}: {parameter.dtype} must be torch.float32, computed on in any type, or master_weights be set"
 
 
 def _group_problems(name: str, parameter: Tensor, group: ParameterGroup | None) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from trimtab_trainer.fields import at_least, raise_if_any, within
+from trimtab_trainer.fields import at_least, one_of, raise_if_any, within
 
 Shape = Literal["cosine", "cosine_restarts", "linear", "wsd", "k2", "moonlight"]
 
@@ -63,6 +63,7 @@ class Schedule:
                 f"warmup_steps: {self.warmup_steps} must be below total_steps ({self.total_steps})"
                 if too_long
                 else None,
+                one_of("shape", self.shape, get_args(Shape)),
                 self._cycles_problem(),
                 None if 0 < self.decay_share <= 1 else f"decay_share: {self.decay_share} must be above 0 and at most 1",
             )

@@ -1,0 +1,139 @@
+"""MuonClip as a library refuses what it would otherwise misread: values of settings, heads, shapes of logits."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.optim import MuonClip, MuonClipConfig, ParameterGroup, Schedule, separate_projections
+from trimtab_trainer.optim.muon_clip import QueryKeyParameters
+
+HOT = MuonClipConfig(qk_clip_threshold=0.5)
+
+
+def maps(key_rows: int = 16) -> nn.ModuleDict:
+    """Queries and keys of two layers."""
+    return nn.ModuleDict(
+        {f"{side}{layer}": nn.Linear(8, rows) for layer in range(2) for side, rows in (("q", 16), ("k", key_rows))}
+    )
+
+
+def optimizer_of(model: nn.ModuleDict, config: MuonClipConfig = HOT, **heads: Any) -> MuonClip:
+    layers = [separate_projections(f"{n}", model[f"q{n}"], model[f"k{n}"], **{"heads": 4, **heads}) for n in range(2)]
+    return MuonClip(model.named_parameters(), layers, config)
+
+
+def problems_of(make: Any) -> tuple[str, ...]:
+    with pytest.raises(InvalidFields) as caught:
+        make()
+    return caught.value.problems
+
+
+def test_a_setting_that_has_no_such_value_is_refused_with_those_it_has_all_at_once() -> None:
+    wrong: dict[str, Any] = {
+        "coefficients": "quintc",
+        "newton_schulz_dtype": "float16",
+        "newton_schulz_mode": "shared",
+        "qk_clip_mode": "off",
+        "qk_clip_grouped_query": "key",
+    }
+    assert problems_of(lambda: MuonClipConfig(**wrong)) == (
+        "coefficients: 'quintc' must be one of quintic, tuned_quintic, polar_express, deepseek_v4, cubic",
+        "newton_schulz_dtype: 'float16' must be one of bfloat16, float32, float64",
+        "newton_schulz_mode: 'shared' must be one of distributed, duplicated",
+        "qk_clip_mode: 'off' must be one of clip, observe, disabled",
+        "qk_clip_grouped_query: 'key' must be one of query, group, roots, balanced",
+    )
+
+
+def test_a_group_cannot_name_an_optimizer_that_would_update_nothing() -> None:
+    named: Any = "Muon"
+    assert problems_of(lambda: ParameterGroup(pattern="*", optimizer=named)) == (
+        "optimizer: 'Muon' must be one of muon, adamw",
+    )
+
+
+def test_a_schedule_of_no_known_shape_is_refused() -> None:
+    shape: Any = "cosin"
+    (problem,) = problems_of(lambda: Schedule(warmup_steps=1, total_steps=9, shape=shape))
+    assert problem.startswith("shape: 'cosin' must be one of cosine, ")
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 4), (2, 2), (2, 8), (4,), ()])
+@pytest.mark.parametrize("mode", ["clip", "observe"])
+def test_logits_that_are_not_one_for_each_head_of_each_layer_change_nothing(shape: tuple[int, ...], mode: Any) -> None:
+    model = maps()
+    optimizer = optimizer_of(model, MuonClipConfig(qk_clip_threshold=0.5, qk_clip_mode=mode))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    assert problems_of(lambda: optimizer.step(torch.ones(shape))) == (
+        f"max_logits: shape {list(shape)} must be [2, 4], one number for each head of each attention layer",
+    )
+    torch.testing.assert_close(dict(model.state_dict()), dict(weights), rtol=0, atol=0)
+    torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
+
+
+def test_pairs_have_as_many_heads_as_there_are_logits_which_must_divide_their_rows() -> None:
+    model = maps()
+    pairs: Sequence[QueryKeyParameters] = [
+        (list(model[f"q{n}"].parameters()), list(model[f"k{n}"].parameters())) for n in range(2)
+    ]
+    optimizer = MuonClip(model.named_parameters(), pairs, HOT)
+
+    def step(logits: Tensor) -> Tensor:
+        return optimizer.step(logits).qk_clip_gamma
+
+    assert problems_of(lambda: step(torch.ones(2, 3))) == (
+        "max_logits: 3 heads must divide the rows of attention layer 0",
+        "max_logits: 3 heads must divide the rows of attention layer 1",
+    )
+    assert problems_of(lambda: step(torch.ones(2, 0)))[0].startswith("max_logits: shape [2, 0] must be [2, heads]")
+    assert torch.equal(step(torch.ones(2, 4)), torch.full((2, 4), 0.5))
+
+
+def test_key_heads_that_were_not_named_are_found_by_their_rows() -> None:
+    model = maps(key_rows=8)
+    optimizer_of(model, key_heads=2)
+    assert problems_of(lambda: optimizer_of(model)) == tuple(
+        f"attention layer {n}: heads of 4 rows in {n}.query.weight and of 2 in {n}.key.weight must be of equal size"
+        for n in range(2)
+    )
+
+
+def test_query_heads_must_be_a_multiple_of_the_key_heads() -> None:
+    model = maps(key_rows=32)
+    assert problems_of(lambda: optimizer_of(model, key_heads=8)) == tuple(
+        f"attention layer {n}: its 4 query heads must be a multiple of its 8 key heads" for n in range(2)
+    )
+
+
+def test_layers_must_have_the_same_number_of_heads() -> None:
+    model = maps()
+    layers = [separate_projections("", model["q0"], model["k0"], heads=heads) for heads in (2, 4)]
+    assert problems_of(lambda: MuonClip(model.named_parameters(), layers, HOT)) == (
+        "attention: its layers have [2, 4] heads; largest logits need the same number in each",
+    )
+
+
+def test_parameters_groups_and_layers_that_cannot_be_served_are_named_together() -> None:
+    model = maps(key_rows=8)
+    model["k1"].bfloat16()
+    config = MuonClipConfig(groups=(ParameterGroup(pattern="nothing"),))
+    assert [problem.split(":")[0] for problem in problems_of(lambda: optimizer_of(model, config))] == [
+        "k1.weight",
+        "k1.bias",
+        "groups[0].pattern",
+        "attention layer 0",
+        "attention layer 1",
+    ]
+
+
+def test_what_masters_cannot_be_made_of_is_no_number_of_floating_point() -> None:
+    whole = [("counts", torch.zeros(4, dtype=torch.int64))]
+    assert problems_of(lambda: MuonClip(whole, (), MuonClipConfig(master_weights=True))) == (
+        "counts: torch.int64 must be a type of floating point",
+    )
