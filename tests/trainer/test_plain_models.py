@@ -78,6 +78,31 @@ def test_the_recorder_takes_calls_for_layers_in_turn_and_leaves_attention_as_it_
         F.scaled_dot_product_attention(inputs[0], inputs[0], inputs[0])
     with pytest.raises(ValueError, match="2 layers attended 1 times in all"):
         recorder.max_logits()
+    with pytest.raises(ValueError, match="2 layers attended 0 times in all"):
+        recorder.max_logits()
+
+
+def test_a_forward_pass_that_breaks_off_leaves_nothing_that_would_shift_the_layers() -> None:
+    recorder = LogitRecorder(2)
+    whole, broken = [gaussian(1, 2, 6, 4, seed=seed) for seed in range(2)], 9 * gaussian(1, 2, 6, 4)
+
+    def attend(*inputs: Tensor) -> None:
+        for one in inputs:
+            F.scaled_dot_product_attention(one, one, one)
+
+    def broken_off() -> None:
+        with recorder:
+            attend(broken)
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        broken_off()
+    with recorder:
+        attend(*whole)
+    with pytest.raises(MemoryError):
+        broken_off()
+    expected = torch.stack([largest_logits(one, one) for one in whole])
+    assert torch.equal(recorder.max_logits(), expected)
 
 
 @pytest.mark.parametrize("bias", [False, True])

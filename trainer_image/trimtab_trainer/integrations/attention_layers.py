@@ -86,7 +86,7 @@ def _enter(recorder: LogitRecorder, module: nn.Module, _arguments: Any) -> None:
 
 def _leave(recorder: LogitRecorder, module: nn.Module, _arguments: Any, _output: Any) -> None:
     if module.training:
-        recorder.__exit__(None, None, None)  # pyright: ignore[reportUnknownMemberType] untyped
+        recorder.__exit__(None, None, None)
 
 
 def _separate(name: str, module: nn.Module) -> AttentionHeads | None:

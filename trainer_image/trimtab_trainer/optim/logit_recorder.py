@@ -1,5 +1,6 @@
 """The largest logit of every head of any model that attends with functions of PyTorch's own."""
 
+from types import TracebackType
 from typing import Any, Final, cast
 
 import torch
@@ -21,6 +22,9 @@ class LogitRecorder(TorchFunctionMode):
     Enter it around the forward pass alone: activation checkpointing attends again in the backward pass. Calls are
     taken for the layers in turn, so that the forward passes of several micro-batches end in one maximum for each head.
     The attention itself is left as it is. Attention of another kind is not seen: call `observe` for it.
+
+    An exception that leaves the block takes all that was noted in it along: a forward pass that broke off would shift
+    the layers of the next one.
     """
 
     def __init__(self, layers: int) -> None:
@@ -28,20 +32,22 @@ class LogitRecorder(TorchFunctionMode):
         self._layers = layers
         self._maxima: list[Tensor] = []
         self._calls = 0
+        self._before: tuple[list[Tensor], int] = ([], 0)
 
     def max_logits(self) -> Tensor:
         """Return the largest logits [layers, heads] since the last call, and begin anew.
 
         Raises:
-            ValueError: attention was not computed a whole number of times in every layer.
+            ValueError: attention was not computed a whole number of times in every layer; begins anew, too.
         """
-        if self._calls == 0 or self._calls % self._layers:
+        maxima, calls = self._maxima, self._calls
+        self._maxima, self._calls = [], 0
+        if calls == 0 or calls % self._layers:
             raise ValueError(
-                f"layers: {self._layers} layers attended {self._calls} times in all; each must do so as often as the "
+                f"layers: {self._layers} layers attended {calls} times in all; each must do so as often as the "
                 "others, by scaled_dot_product_attention or with a call of observe"
             )
-        found, self._maxima, self._calls = torch.stack(self._maxima), [], 0
-        return found
+        return torch.stack(maxima)
 
     def observe(
         self,
@@ -62,6 +68,20 @@ class LogitRecorder(TorchFunctionMode):
         else:
             self._maxima[layer] = torch.maximum(self._maxima[layer], maximum)
         self._calls += 1
+
+    def __enter__(self) -> "LogitRecorder":
+        """Begin to see attention."""
+        self._before = list(self._maxima), self._calls
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """See no more; behind an exception, forget what was seen since the beginning."""
+        super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType] untyped
+        if kind is not None:
+            self._maxima, self._calls = self._before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
