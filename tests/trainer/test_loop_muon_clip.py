@@ -225,6 +225,23 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened_since() -> None:
     torch.testing.assert_close(optimizer.state_dict(), momentum, rtol=0, atol=0)
 
 
+def test_a_state_of_another_optimizer_or_with_other_copies_is_refused_and_changes_nothing() -> None:
+    single = MuonClipOptimizer(llama())
+    half = MuonClipOptimizer(llama().bfloat16(), MuonClipConfig(master_weights=True))
+    kept = copy.deepcopy(single.state_dict())
+    with pytest.raises(InvalidFields, match=r"^master_weights: unknown$"):
+        single.load_state_dict(half.state_dict())
+    with pytest.raises(InvalidFields, match=r"^master_weights\.\S+: missing; "):
+        half.load_state_dict(single.state_dict())
+    model = llama()
+    other = torch.optim.AdamW(model.parameters())
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    other.step()
+    with pytest.raises(InvalidFields, match=r"count: None must be .*; exp_avg: unknown; .*weight: missing"):
+        single.load_state_dict(other.state_dict())
+    torch.testing.assert_close(single.state_dict(), kept, rtol=0, atol=0)
+
+
 def test_a_model_whose_elements_are_moved_between_two_steps_is_followed() -> None:
     still, moved = llama(), llama()
     optimizers = [MuonClipOptimizer(model, MuonClipConfig(qk_clip_threshold=1.0)) for model in (still, moved)]

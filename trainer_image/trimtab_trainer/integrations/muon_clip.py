@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.integrations.attention_layers import LogitWatch, attention_layers
 from trimtab_trainer.optim import MuonClip, MuonClipConfig, StepTelemetry, parameter_groups, routing_table
+from trimtab_trainer.optim.muon_clip import STATE_VERSION
 from trimtab_trainer.optim.shared_results import Peers
 
 
@@ -103,11 +104,15 @@ class MuonClipOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy a state into this one, whose tensors stay the same."""
+        """Copy a state into this one, whose tensors stay the same; raises InvalidFields as `MuonClip` does."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._trained.items()}
         parameters = [cast("Tensor", one) for group in self.param_groups for one in group["params"]]
+        kinds: dict[str, dict[str, Tensor]] = {}
         for number, parameter in enumerate(parameters):
-            for kind, tensor in self.state[parameter].items():
-                tensor.copy_(state_dict["state"][number][kind])
+            for kind, tensor in state_dict["state"].get(number, {}).items():
+                kinds.setdefault(kind, {})[names[parameter]] = tensor
+        count = state_dict["param_groups"][0].get("updates")
+        self._muon_clip.load_state_dict({"version": STATE_VERSION, "count": count, **kinds})
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
 
