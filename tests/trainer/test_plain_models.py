@@ -23,7 +23,9 @@ from trimtab_trainer.optim import (
     separate_projections,
 )
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "muonclip" / "train.py"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "muonclip" / "train.py"
+PAGE = ROOT / "docs" / "muonclip.md"
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -261,6 +263,46 @@ def test_a_layer_of_pytorchs_transformer_trains_and_is_clipped() -> None:
     with recorder:
         model(inputs).square().mean().backward()
     assert (optimizer.step(recorder.max_logits()).qk_clip_gamma < 1).any()
+
+
+class Attention(nn.Module):
+    """The attention that the page speaks of: 32 query heads and 8 key heads, a linear map for each side."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.k, self.v = nn.Linear(width, width // 4), nn.Linear(width, width // 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            side(x).unflatten(-1, (-1, x.shape[-1] // 32)).transpose(1, 2) for side in (self.q, self.k, self.v)
+        )
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return x + self.out(attended.transpose(1, 2).flatten(2))
+
+
+class SquaredSum(nn.Module):
+    """Tokens in, a loss out; the name of its embedding says nothing."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lookup, self.layers = nn.Embedding(10, width), nn.ModuleList(Attention(width) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.Sequential(*self.layers)(self.lookup(tokens)).square().mean()
+
+
+def test_the_loop_of_the_page_runs_as_it_is_written() -> None:
+    torch.manual_seed(0)
+    model = SquaredSum(64)
+    start = model.lookup.weight.detach().clone()
+    written = PAGE.read_text("utf-8").split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"model": model, "layers": model.layers, "batches": list(torch.arange(6).view(3, 1, 2))}
+    exec(written, names)
+    assert names["optimizer"].count == 3
+    assert not torch.equal(model.lookup.weight, start)
+    kinds = {route.name: route.optimizer for route in names["optimizer"].routes}
+    assert (kinds["lookup.weight"], kinds["layers.1.k.weight"]) == ("adamw", "muon")
 
 
 def test_the_example_learns_and_clips(capsys: pytest.CaptureFixture[str]) -> None:
