@@ -109,7 +109,9 @@ def test_micro_batches_end_in_one_maximum_and_evaluation_leaves_no_trace() -> No
     model.train()
     expected = torch.stack([whole_matrix(model, part) for part in parts]).amax(0)
     torch.testing.assert_close(optimizer.take_logits().double(), expected, rtol=2e-5, atol=1e-5)
-    with pytest.raises(InvalidFields, match=r"model\.layers\.0\.self_attn: LlamaAttention was not seen to call"):
+    with pytest.raises(
+        InvalidFields, match=r"model\.layers\.0\.self_attn: LlamaAttention was .* call model\.train\(\)"
+    ):
         optimizer.take_logits()
 
 

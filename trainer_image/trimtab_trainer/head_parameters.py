@@ -8,7 +8,7 @@ weights depends on who else uses them, so each parameter says what part of the p
 * `latent` (CONTENT_QUERY, CONTENT_KEY, ROTARY_QUERY, SHARED_KEY): the root of the factor on both contents, the whole
   factor on the rotary query.
 
-A SHARED_KEY is named for completeness; no head may scale it.
+A SHARED_KEY stays as it is, but under the rules for grouped queries that say otherwise; see `optim.qk_clip`.
 """
 
 from dataclasses import dataclass

@@ -75,7 +75,10 @@ class LogitWatch:
             return self._recorders[name].max_logits()
         except ValueError as error:
             kind = type(self._modules[name]).__name__
-            problem = f"model: {name}: {kind} was not seen to call scaled_dot_product_attention; have it call that"
+            problem = (
+                f"model: {name}: {kind} was not seen to call scaled_dot_product_attention in training mode; call "
+                "model.train() before the forward pass, or have it call that"
+            )
             raise InvalidFields((problem,)) from error
 
 

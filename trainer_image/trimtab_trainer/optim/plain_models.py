@@ -35,7 +35,7 @@ def separate_projections(
     """Return what makes the logits of a layer with a linear map each for queries and keys.
 
     With fewer `key_heads` than `heads` it is grouped-query attention. `normalised` says that the query and key of each
-    head are normalised behind the maps.
+    head are normalised behind the maps. `name` is the layer's in what is refused.
     """
     queries = [(f"{name}.query.{kind}", parameter) for kind, parameter in query.named_parameters()]
     keys = [(f"{name}.key.{kind}", parameter) for kind, parameter in key.named_parameters()]
