@@ -214,6 +214,7 @@ def test_a_state_that_does_not_fit_is_refused_whole_with_every_problem() -> None
     train(model, optimizer, 0, 1)
     kept = copy.deepcopy(optimizer.state_dict())
     state = copy.deepcopy(kept)
+    state["version"] = 2
     state["count"] = None
     state["adamw_first_moment"].pop("norm.weight")
     state["adamw_second_moment"]["norm.gain"] = torch.zeros(16)
@@ -222,6 +223,7 @@ def test_a_state_that_does_not_fit_is_refused_whole_with_every_problem() -> None
     with pytest.raises(InvalidFields) as caught:
         optimizer.load_state_dict(state)
     assert caught.value.problems == (
+        "version: 2 must be 1",
         "count: None must be a whole number from 0 on",
         "master_weights: unknown",
         "muon_momentum.blocks.0.up.weight: (16, 64) torch.float32 must be (64, 16) torch.float32",

@@ -253,6 +253,23 @@ def test_a_mask_for_each_head_and_an_unbatched_call_of_the_multi_head_module_are
     torch.testing.assert_close(recorder.max_logits()[0], expected, rtol=1e-12, atol=0)
 
 
+def test_the_function_behind_the_multi_head_module_is_seen_with_keys_that_are_given_and_a_mask_of_booleans() -> None:
+    recorder, tokens = LogitRecorder(1), gaussian(6, 2, 16)
+    packed, out = gaussian(48, 16, seed=1), gaussian(16, 16, seed=2)
+    keys = gaussian(2 * 4, 6, 4, seed=3)
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    with recorder:
+        F.multi_head_attention_forward(
+            *(tokens, tokens, tokens, 16, 4, packed, None, None, None, False, 0.0, out, None),
+            attn_mask=hidden,
+            static_k=keys,
+            static_v=keys,
+        )
+    query = F.linear(tokens, packed[:16]).unflatten(-1, (4, 4)).permute(1, 2, 0, 3)
+    expected = softmax_inputs(query, keys.view(2, 4, 6, 4), ~hidden).amax((0, 2, 3))
+    torch.testing.assert_close(recorder.max_logits()[0], expected, rtol=1e-12, atol=0)
+
+
 def test_a_layer_of_pytorchs_transformer_trains_and_is_clipped() -> None:
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
