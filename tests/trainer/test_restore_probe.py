@@ -6,7 +6,7 @@ Real model, optimizer, data, S3 and a real world of one rank; only one part at a
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +31,7 @@ from trimtab_trainer.collectives import World
 from trimtab_trainer.config import DataConfig, Environment, ScheduleConfig, TrainerConfig
 from trimtab_trainer.data import BatchLog
 from trimtab_trainer.data.byte_windows import ByteWindows
-from trimtab_trainer.errors import RestoreFailed
+from trimtab_trainer.errors import PeerLost, RestoreFailed
 from trimtab_trainer.execution import DirectiveExecutor
 from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.loop import Trainee
@@ -330,3 +330,23 @@ def test_a_state_that_an_incident_has_measured_is_kept_while_that_goes_on_and_on
     assert kept_as_evidence(runtime) == [(1, STEP + 3)]
     executor.obey(hold(2, attempt=2, restore=saved))
     assert kept_as_evidence(runtime) == [(1, STEP + 3)]
+
+
+@pytest.mark.parametrize("others_are_gone", [False, True])
+def test_nobody_leaves_before_all_ranks_know_that_their_save_is_complete(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, others_are_gone: bool
+) -> None:
+    known: list[CheckpointReference | None] = []
+    agree = runtime.world.agree
+
+    def meeting(values: Sequence[int]) -> list[int]:
+        known.append(runtime.last_saved)
+        if others_are_gone and values == [0]:
+            raise PeerLost("they left")
+        return agree(values)
+
+    monkeypatch.setattr(runtime.world, "agree", meeting)
+    train(runtime, STEP)
+    reference = runtime.save_now("Terminated")
+    assert reference is not None
+    assert known[-1] == reference, "they meet when it is complete, and not before"

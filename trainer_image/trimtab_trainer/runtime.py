@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from trimtab_trainer.config_record import config_record
 from trimtab_trainer.courier import Courier
 from trimtab_trainer.data import BatchLog, Windows
 from trimtab_trainer.directives import Inbox, Letter
-from trimtab_trainer.errors import StoreError, WorldEnded
+from trimtab_trainer.errors import PeerLost, StoreError, WorldEnded
 from trimtab_trainer.evidence import ProbeResult
 from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.optim import RateOverride
@@ -241,10 +242,14 @@ class Runtime:
         logger.info("saving the state after step %d of attempt %d (%s)", state.step, state.attempt, trigger)
 
     def save_now(self, trigger: Trigger) -> CheckpointReference | None:
-        """Save and wait until the checkpoint is complete; None when it did not become so."""
+        """Save on every rank and wait until all know that it is complete; None where it did not become so."""
         if self._saved_for_good != (self.state.attempt, self.state.step):
             self.save(trigger)
         self.wait_for_saves()
+        # Rank 0 must not leave before: with it goes the store from which the others learn how the save ended. A rank
+        # that is gone already needs to learn nothing.
+        with suppress(PeerLost):
+            self.world.agree([0])
         saved = self.last_saved
         return saved if saved is not None and saved.step == self.state.step else None
 
