@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from botocore.exceptions import ClientError
 from training_jobs import Namespace
 from trimtab_contract.directives import Directive, decode
 from trimtab_contract.journal import JournalRecord, parse_record
@@ -41,7 +42,13 @@ class JournalTail:
         s3 = self.namespace.s3
         page = s3.list_objects_v2(Bucket=BUCKET, Prefix=journal_prefix(self.run), StartAfter=self._last_key)
         for found in page.get("Contents", []):
-            record = parse_record(s3.get_object(Bucket=BUCKET, Key=found["Key"])["Body"].read())
+            try:
+                body = s3.get_object(Bucket=BUCKET, Key=found["Key"])["Body"].read()
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "InternalError":
+                    raise
+                break  # a store that has just come back lists what it cannot read yet; the next look finds it
+            record = parse_record(body)
             self.records.append(record)
             self.state = fold(self.state, record)
             self._last_key = found["Key"]
