@@ -11,7 +11,7 @@ SANDBOX := $(or $(TRIMTAB_SANDBOX_HOME),/var/lib/trimtab-sandbox)
 
 help:
 	@echo "make demo        a damaged training run on a real one-node cluster: seen, rolled back, skipped past, audited"
-	@echo "make test        all tests, with real Kubernetes, Redis and S3 (about 30 minutes on two cores)"
+	@echo "make test        all tests, with real Kubernetes, Redis and S3 (30 to 40 minutes on two cores)"
 	@echo "make test-fast   the tests that need no cluster"
 	@echo "make test-image  build and run the trainer image (slow, 20 GB of disk on the way)"
 	@echo "make lint        ruff, pyright, import-linter"
