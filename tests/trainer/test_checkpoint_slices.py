@@ -8,46 +8,30 @@ from typing import Any
 
 import msgspec
 import pytest
+from breaking_store import BreakingStore
 from checkpoint_ranks import Ranks, image, new_state
-from object_store_fixture import ADMIN, ObjectStoreServer
+from object_store_fixture import ObjectStoreServer
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, encode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
-from trimtab_trainer.adapters.s3 import Destination, ObjectStore
+from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
 from trimtab_trainer.checkpointing.staging import StagingRoom
 from trimtab_trainer.checkpointing.state import tensors_of
-from trimtab_trainer.errors import RestoreFailed, StoreUnavailable
+from trimtab_trainer.errors import RestoreFailed
 
 SHARD = "__1_0.distcp"
 
 
-class ListeningStore(ObjectStore):
-    """The real store; remembers what was read of it."""
-
-    def __init__(self, server: ObjectStoreServer, bucket: str) -> None:
-        super().__init__(bucket, endpoint=server.endpoint, access_key=ADMIN.access_key, secret_key=ADMIN.secret_key)
-        self.read: list[Place] = []
-        self.breaks_after: int | None = None
-
-    def fill(self, key: str, offset: int, length: int, into: Destination) -> int:
-        self.read.append(Place(key.rpartition("/")[2], offset, length))
-        if self.breaks_after is None:
-            return super().fill(key, offset, length, into)
-        arrives, self.breaks_after = self.breaks_after, None
-        super().fill(key, offset, arrives, into)
-        raise StoreUnavailable("the connection broke")
+@pytest.fixture(scope="module")
+def store(object_store: ObjectStoreServer) -> BreakingStore:
+    return BreakingStore(object_store, object_store.new_bucket())
 
 
 @pytest.fixture(scope="module")
-def store(object_store: ObjectStoreServer) -> ListeningStore:
-    return ListeningStore(object_store, object_store.new_bucket())
-
-
-@pytest.fixture(scope="module")
-def ranks(store: ListeningStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(store: BreakingStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     opened = Ranks(store, tmp_path_factory.mktemp("two"))
     yield opened
     opened.close()
@@ -82,7 +66,7 @@ def failure(ranks: Ranks, reference: CheckpointReference) -> RestoreFailed:
 
 
 def test_slices_cover_their_object_hash_as_told_and_hold_every_tensor(
-    store: ListeningStore, reference: CheckpointReference
+    store: BreakingStore, reference: CheckpointReference
 ) -> None:
     manifest = manifest_of(store, reference)
     named: set[str] = set()
@@ -99,7 +83,7 @@ def test_slices_cover_their_object_hash_as_told_and_hold_every_tensor(
 
 
 def test_a_checkpoint_is_one_that_dcp_itself_reads(
-    store: ListeningStore, reference: CheckpointReference, tmp_path: Path
+    store: BreakingStore, reference: CheckpointReference, tmp_path: Path
 ) -> None:
     for key in store.list(prefix_of(reference)):
         store.get_to(key, tmp_path / key.rpartition("/")[2])
@@ -112,7 +96,7 @@ def test_a_checkpoint_is_one_that_dcp_itself_reads(
 
 
 def test_a_damaged_slice_is_named_with_its_object(
-    ranks: Ranks, store: ListeningStore, reference: CheckpointReference
+    ranks: Ranks, store: BreakingStore, reference: CheckpointReference
 ) -> None:
     key = f"{prefix_of(reference)}{SHARD}"
     body = bytearray(store.get(key))
@@ -125,7 +109,7 @@ def test_a_damaged_slice_is_named_with_its_object(
 
 
 def test_a_slice_that_the_manifest_does_not_list_is_not_read(
-    ranks: Ranks, store: ListeningStore, reference: CheckpointReference
+    ranks: Ranks, store: BreakingStore, reference: CheckpointReference
 ) -> None:
     manifest = manifest_of(store, reference)
     shard = manifest.objects[SHARD]
@@ -135,7 +119,7 @@ def test_a_slice_that_the_manifest_does_not_list_is_not_read(
 
 
 def test_a_smaller_world_reads_every_shard_once_and_nothing_of_ranks_that_are_gone(
-    store: ListeningStore, reference: CheckpointReference, tmp_path: Path
+    store: BreakingStore, reference: CheckpointReference, tmp_path: Path
 ) -> None:
     alone = Ranks(store, tmp_path, world_size=1)
     try:
@@ -151,7 +135,7 @@ def test_a_smaller_world_reads_every_shard_once_and_nothing_of_ranks_that_are_go
 
 
 def test_a_rank_that_needs_one_tensor_reads_only_its_slices(
-    store: ListeningStore, reference: CheckpointReference
+    store: BreakingStore, reference: CheckpointReference
 ) -> None:
     objects = manifest_of(store, reference).objects
     reader = VerifiedReader(
@@ -169,7 +153,7 @@ def test_a_rank_that_needs_one_tensor_reads_only_its_slices(
 
 
 def test_a_request_that_breaks_off_goes_on_with_the_slice_it_broke_off_in(
-    store: ListeningStore, reference: CheckpointReference
+    store: BreakingStore, reference: CheckpointReference
 ) -> None:
     objects = manifest_of(store, reference).objects
     reader = VerifiedReader(
@@ -194,7 +178,7 @@ def without_slices(manifest: CheckpointManifest, schema: int) -> bytes:
 
 
 def test_a_checkpoint_of_the_first_schema_is_restored_and_verified_whole(
-    ranks: Ranks, store: ListeningStore, reference: CheckpointReference
+    ranks: Ranks, store: BreakingStore, reference: CheckpointReference
 ) -> None:
     first = replaced(store, reference, without_slices(manifest_of(store, reference), 1))
     states = [new_state(8), new_state(8)]
@@ -206,7 +190,7 @@ def test_a_checkpoint_of_the_first_schema_is_restored_and_verified_whole(
 
 
 def test_a_manifest_of_a_newer_schema_is_refused_and_both_versions_are_named(
-    ranks: Ranks, store: ListeningStore, reference: CheckpointReference
+    ranks: Ranks, store: BreakingStore, reference: CheckpointReference
 ) -> None:
     newer = replaced(store, reference, without_slices(manifest_of(store, reference), 3))
     told = failure(ranks, newer)

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from breaking_store import BreakingStore
 from checkpoint_ranks import Ranks, image, new_state
-from object_store_fixture import ADMIN, ObjectStoreServer
+from object_store_fixture import ObjectStoreServer
 from torch import Tensor
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import StoredObject, decode_manifest
-from trimtab_trainer.adapters.s3 import Destination, ObjectStore
+from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
 from trimtab_trainer.checkpointing.shards import ShardLayout, ShardReading
 from trimtab_trainer.checkpointing.uploading import ObjectUpload, Pace
-from trimtab_trainer.errors import RestoreFailed, StoreUnavailable
+from trimtab_trainer.errors import RestoreFailed
 from trimtab_trainer.model import TransformerConfig
 
 SHAPE = (96, 64)
@@ -25,27 +26,9 @@ WIDE = TransformerConfig(width=64, layers=1, heads=2, sequence=8)
 """Large enough for most of its tensors to arrive apart."""
 
 
-class BreakingStore(ObjectStore):
-    """The real store; one request breaks off after so many bytes."""
-
-    breaks_after: int | None = None
-
-    def fill(self, key: str, offset: int, length: int, into: Destination) -> int:
-        if self.breaks_after is None:
-            return super().fill(key, offset, length, into)
-        arrives, self.breaks_after = self.breaks_after, None
-        super().fill(key, offset, arrives, into)
-        raise StoreUnavailable("the connection broke")
-
-
 @pytest.fixture(scope="module")
 def store(object_store: ObjectStoreServer) -> BreakingStore:
-    return BreakingStore(
-        object_store.new_bucket(),
-        endpoint=object_store.endpoint,
-        access_key=ADMIN.access_key,
-        secret_key=ADMIN.secret_key,
-    )
+    return BreakingStore(object_store, object_store.new_bucket())
 
 
 class Shard:
