@@ -3,10 +3,13 @@
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from object_store_fixture import ObjectStoreServer
+from redis_fixture import RedisServer
 from trainer_world import Run, until
 from trimtab_contract.data_position import SkipLedger
 
@@ -59,3 +62,26 @@ def windows_between(first: int, last: int, skip: Sequence[Sequence[int]] = ()) -
     """The windows of consecutive steps under a skip ledger."""
     ledger = SkipLedger(tuple((begin, end) for begin, end in skip))
     return [ledger.window_of_step(step) for step in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class LoopRuns:
+    """Makes runs of one program, each in a folder of its own."""
+
+    redis: RedisServer
+    store: ObjectStoreServer
+    folder: Path
+    script: Path
+    settings: Mapping[str, Any]
+
+    def __call__(self, name: str, **config: Any) -> LoopRun:
+        """A run whose configuration differs from the common one."""
+        folder = self.folder / name
+        folder.mkdir()
+        bucket = self.store.new_bucket()
+        return LoopRun(self.redis, self.store, folder, bucket, {**self.settings, **config}, script=self.script)
+
+    def show_logs(self) -> None:
+        """Print the end of every pod's log, for when a test fails."""
+        for log in sorted(self.folder.glob("*/log-*")):
+            print(f"--- {log.parent.name}/{log.name}\n{log.read_text(errors='replace')[-3000:]}")

@@ -1,19 +1,18 @@
 """Loops of other frameworks in bfloat16 and with several micro-batches in a step: as exact as without."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from judged_runs import accepted, judged, states
 from object_store_fixture import ObjectStoreServer
-from own_loop_world import LoopRun, windows_between
+from own_loop_world import LoopRun, LoopRuns, windows_between
 from redis_fixture import RedisServer
 from trimtab_contract.directives import AckState, Action
 
 pytestmark = pytest.mark.timeout(1500)
 
-MakeRun = Callable[..., LoopRun]
 PROGRAMS = Path(__file__).parents[1]
 SKIP = ((10, 12),)
 STEPS, GLOBAL_BATCH = 24, 8
@@ -27,19 +26,16 @@ def loop(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def make_run(
     loop: str, redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Path
-) -> Iterator[MakeRun]:
-    """Make a run of a loop in a folder of its own; the end of every pod's log is printed, for when a test fails."""
-
-    def make(name: str, **config: Any) -> LoopRun:
-        folder = tmp_path / name
-        folder.mkdir()
-        program = PROGRAMS / f"bfloat16_{loop}.py"
-        settings = {"steps": STEPS, "globalBatch": GLOBAL_BATCH, **config}
-        return LoopRun(redis_server, object_store, folder, object_store.new_bucket(), settings, script=program)
-
-    yield make
-    for log in sorted(tmp_path.glob("*/log-*")):
-        print(f"--- {log.parent.name}/{log.name}\n{log.read_text(errors='replace')[-3000:]}")
+) -> Iterator[LoopRuns]:
+    runs = LoopRuns(
+        redis_server,
+        object_store,
+        tmp_path,
+        PROGRAMS / f"bfloat16_{loop}.py",
+        {"steps": STEPS, "globalBatch": GLOBAL_BATCH},
+    )
+    yield runs
+    runs.show_logs()
 
 
 def finish(run: LoopRun, **directive: Any) -> None:
@@ -47,7 +43,7 @@ def finish(run: LoopRun, **directive: Any) -> None:
     run.direct(Action.FINISH, **directive)
 
 
-def test_micro_batches_in_bfloat16_go_back_exactly_and_count_windows_not_batches(loop: str, make_run: MakeRun) -> None:
+def test_micro_batches_in_bfloat16_go_back_exactly_and_count_windows_not_batches(loop: str, make_run: LoopRuns) -> None:
     run, undisturbed = make_run("run", gradientAccumulationSteps=2), make_run("even", gradientAccumulationSteps=2)
     whole = make_run("whole", gradientAccumulationSteps=1)
     with run.world() as world:

@@ -5,19 +5,17 @@ must be provable. Such worlds are slow to start, so each test tells a long story
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from object_store_fixture import ObjectStoreServer
-from own_loop_world import EXAMPLES, LoopRun, windows_between
+from own_loop_world import EXAMPLES, LoopRuns, windows_between
 from redis_fixture import RedisServer
 from trimtab_contract.directives import AckState, Action, OnNonFinite, Reason
 
 pytestmark = pytest.mark.timeout(1500)
 
-MakeRun = Callable[..., LoopRun]
 SKIP = ((10, 12),)
 STEPS = 24
 LOOPS = {
@@ -35,22 +33,13 @@ def loop(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def make_run(
     loop: str, redis_server: RedisServer, object_store: ObjectStoreServer, tmp_path: Path
-) -> Iterator[MakeRun]:
-    """Make a run of a loop in a folder of its own; the end of every pod's log is printed, for when a test fails."""
-
-    def make(name: str, **config: Any) -> LoopRun:
-        folder = tmp_path / name
-        folder.mkdir()
-        script = EXAMPLES / loop / "train.py"
-        bucket = object_store.new_bucket()
-        return LoopRun(redis_server, object_store, folder, bucket, {"steps": STEPS, **config}, script=script)
-
-    yield make
-    for log in sorted(tmp_path.glob("*/log-*")):
-        print(f"--- {log.parent.name}/{log.name}\n{log.read_text(errors='replace')[-3000:]}")
+) -> Iterator[LoopRuns]:
+    runs = LoopRuns(redis_server, object_store, tmp_path, EXAMPLES / loop / "train.py", {"steps": STEPS})
+    yield runs
+    runs.show_logs()
 
 
-def test_two_ranks_repeat_withhold_go_back_and_drain_at_the_same_steps(loop: str, make_run: MakeRun) -> None:
+def test_two_ranks_repeat_withhold_go_back_and_drain_at_the_same_steps(loop: str, make_run: LoopRuns) -> None:
     poison = {"kind": "poisonGradient", "tensor": LOOPS[loop]}
     run = make_run(
         "run",
@@ -101,7 +90,7 @@ def test_two_ranks_repeat_withhold_go_back_and_drain_at_the_same_steps(loop: str
     assert drained.saved.step == drained.step == run.message(1).step
 
 
-def test_a_run_that_went_back_and_changed_its_world_has_the_losses_of_one_that_never_did(make_run: MakeRun) -> None:
+def test_a_run_that_went_back_and_changed_its_world_has_the_losses_of_one_that_never_did(make_run: LoopRuns) -> None:
     run, undisturbed = make_run("run"), make_run("undisturbed")
     with run.world(ranks=1) as world:
         run.waiting()
