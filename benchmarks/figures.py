@@ -19,10 +19,18 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     busy, _, _ = os.getloadavg()
     return (
-        f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GiB of memory, {platform.system()}, "
+        f"{os.cpu_count()} cores ({_processor()}), {memory:.0f} GiB of memory, {platform.system()}, "
         f"Python {platform.python_version()}, PyTorch {version('torch').split('+')[0]}; "
         f"load average {busy:.1f} when the measuring ended"
     )
+
+
+def _processor() -> str:
+    """Its name, and whether it multiplies bfloat16 itself: ratios of bfloat16 to float32 depend on it."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    fields = {name.strip(): value.split() for name, value in lines.items()}
+    able = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in fields.get("flags", [])]
+    return ", ".join([" ".join(fields.get("model name", [platform.machine()])), *able])
 
 
 @dataclass(frozen=True)

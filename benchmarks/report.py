@@ -1,6 +1,7 @@
 """RESULTS.md: every measurement that is kept, as tables."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import FOLDER, ROOT, Figure, Measurement, read
@@ -10,20 +11,26 @@ DEMO_SUMMARY = ROOT / "build" / "demo" / "summary.json"
 
 _HEAD = """# What it costs
 
-Written by `make bench`. A figure without a unit is a ratio of two things measured side by side in one run: it carries
-over to other machines better than a time does. Times stand beside the ratios to say what scale they are on. *Spread*
-is the range between the lower and the upper quartile, *p99* the sample that one in a hundred exceeds. A goal is held
-against the median.
+Written by `make bench`; a part measured alone replaces its own section. A figure without a unit is a ratio of two
+things measured side by side in one run: it carries over to other machines better than a time does. Times stand beside
+the ratios to say what scale they are on. *Spread* is the range between the lower and the upper quartile, *p99* the
+sample that one in a hundred exceeds. A goal is held against the median.
 """
 _TABLE = "| figure | median | spread | p99 | samples | goal |\n|---|---|---|---|---|---|"
 
 
-def write_report(names: tuple[str, ...]) -> Path:
-    """Write RESULTS.md from the measurements kept under `names`, in that order."""
-    paths = [FOLDER / f"{name}.json" for name in names]
-    sections = [_section(read(path)) for path in paths if path.exists()]
-    RESULTS.write_text("\n".join([_HEAD, *sections, *_demo()]))
-    return RESULTS
+def write_report(names: tuple[str, ...], path: Path = RESULTS) -> Path:
+    """Write RESULTS.md from the measurements kept under `names`; of what was not measured here, what it says stays."""
+    files = [FOLDER / f"{name}.json" for name in names]
+    measured = [_section(read(file)) for file in files if file.exists()]
+    sections = _by_title(path.read_text().split("\n## ")[1:]) if path.exists() else {}
+    sections |= _by_title([section.removeprefix("## ") for section in [*measured, *_demo()]])
+    path.write_text("\n".join([_HEAD, *(f"## {section}" for section in sections.values())]))
+    return path
+
+
+def _by_title(sections: Sequence[str]) -> dict[str, str]:
+    return {section.partition("\n")[0]: f"{section.rstrip()}\n" for section in sections}
 
 
 def _section(measurement: Measurement) -> str:

@@ -241,6 +241,73 @@ def test_what_is_not_finite_passes_the_whole_product(bad: float) -> None:
     assert found.isfinite().tolist() == [True, True, False, True]
 
 
+def in_float64(query: Tensor, key: Tensor) -> list[float]:
+    """The largest causal logit of each head, by the definition."""
+    scores = query.double() @ key.double().mT / math.sqrt(query.shape[-1])
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, -math.inf).amax((0, 2, 3)).tolist()
+
+
+@pytest.mark.parametrize("tokens", [68, 700])
+def test_of_products_that_bfloat16_cannot_tell_apart_the_largest_is_found(tokens: int) -> None:
+    # All round to 200, most of them from below; one in the middle is the largest by less than half of what is rounded.
+    generator = torch.Generator().manual_seed(2)
+    query, key = torch.zeros(1, 2, tokens, 2), torch.zeros(1, 2, tokens, 2)
+    query[..., 0], key[..., 0] = 1.0, 200.0
+    query[..., 1] = torch.rand(1, 2, tokens, generator=generator) * 0.25
+    query[0, 0, tokens // 2, 1], query[0, 1, tokens - 1, 1] = 0.375, 0.3125
+    key[..., 1] = 1.0
+    query, key = query.bfloat16(), key.bfloat16()
+    assert (query @ key.mT).unique().tolist() == [200.0]
+    found = full_product_max_logit(query, key)
+    assert found.tolist() == pytest.approx([200.375 / math.sqrt(2), 200.3125 / math.sqrt(2)], rel=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["negative", "nothing", "one row", "tiny", "huge"])
+def test_bfloat16_products_of_any_size_are_those_of_the_definition(kind: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    query, key = (torch.randn(2, 3, 300, 16, generator=generator) for _ in range(2))
+    if kind == "negative":
+        query, key = query.abs() + 0.5, -key.abs() - 0.5
+    elif kind == "nothing":
+        query = torch.zeros_like(query)
+    elif kind == "one row":
+        query[:, :, torch.arange(300) != 257] = 0
+    else:
+        query = query * (1e-30 if kind == "tiny" else 1e17)
+        key = key * (1e-4 if kind == "tiny" else 1e17)
+    query, key = query.bfloat16(), key.bfloat16()
+    assert full_product_max_logit(query, key).tolist() == pytest.approx(in_float64(query, key), rel=2e-6, abs=1e-37)
+
+
+def test_in_bfloat16_what_is_hidden_may_be_anything_and_what_is_seen_must_be_finite() -> None:
+    query, key = (torch.ones(1, 3, 300, 4, dtype=torch.bfloat16) for _ in range(2))
+    # Only the last query sees the last key: of the others that one is hidden.
+    key[0, 0, -1], query[0, 0, -1] = math.inf, -1.0
+    query[0, 0, :2] = 0.0
+    key[0, 1, 7] = math.inf
+    key[0, 2, 7] = math.nan
+    found = full_product_max_logit(query, key).tolist()
+    assert found[:2] == [2.0, math.inf]
+    assert math.isnan(found[2])
+
+
+@pytest.mark.parametrize("first_rows", [1, 3, TOKENS, TOKENS + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_however_many_rows_are_looked_at_first_the_maxima_are_the_same(
+    mask: str, sink: bool, dtype: torch.dtype, first_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "FIRST_ROWS", first_rows)
+    inputs, visibility = Inputs.drawn(sink=sink, dtype=dtype), MASKS[mask]()
+    result = causal_attention(
+        inputs.query, inputs.key, inputs.value, threshold=-1e6, exact=True, visibility=visibility, sink=inputs.sink
+    )
+    largest = full_matrix(inputs, visibility)[1]
+    torch.testing.assert_close(result.max_logit.double(), largest, rtol=2e-6, atol=2e-5)
+
+
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 def test_looking_closely_changes_no_bit_of_a_head_above_the_threshold(mask: str, sink: bool) -> None:

@@ -2,9 +2,8 @@
 
 QK-Clip (Kimi K2, arXiv 2507.20534, section 2.1) acts on the largest input of the softmax: after scaling,
 before the softmax, signed, masked positions excluded. Fused kernels do not return it, but many return the
-log-sum-exp of every row, which brackets it: with n visible keys, `lse - ln(n) <= max <= lse`. A head whose largest
-log-sum-exp is below the threshold therefore cannot exceed it, and in the other heads only the rows that may hold the
-maximum are computed again.
+log-sum-exp of every row, an upper bound of it. A head whose largest log-sum-exp is below the threshold therefore cannot
+exceed it, and in the other heads only the rows that may hold the maximum are computed again.
 """
 
 import math
@@ -35,6 +34,9 @@ GATE_MARGIN: Final = 1e-4
 
 FULL_PRODUCT_FRACTION: Final = 0.1
 """Above this share of a head's rows, one product for all rows is cheaper than gathering the rows."""
+
+FIRST_ROWS: Final = 8
+"""Rows of a head with the largest log-sum-exp, of each sample: most often one of them holds the maximum."""
 
 LARGEST_RESOLVED_LOGIT: Final = 2.0**24
 """Above it float32 numbers lie more than 1 apart, so a softmax of such logits weighs rounding errors."""
@@ -88,11 +90,11 @@ def causal_attention(
     with torch.no_grad():
         if log_sum_exp is None:
             return _all_exact(output, logits.maxima())
-        max_logit, known = gated_max_logit(logits, log_sum_exp, threshold, has_sink=sink is not None)
+        max_logit, known = gated_max_logit(logits, log_sum_exp, threshold)
         if not exact or known.all():
             return AttentionResult(output, max_logit, known)
         # What the gate found stays: a step that is looked at closely must clip by the same numbers as any other.
-        every, _ = gated_max_logit(logits, log_sum_exp, -math.inf, has_sink=sink is not None)
+        every, _ = gated_max_logit(logits, log_sum_exp, -math.inf)
         return _all_exact(output, torch.where(known, max_logit, every))
 
 
@@ -182,16 +184,14 @@ def _equally_wide(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     return query, key, F.pad(value, (0, -missing)) if missing else value
 
 
-def gated_max_logit(
-    logits: Logits, log_sum_exp: Tensor, threshold: float, *, has_sink: bool = False
-) -> tuple[Tensor, Tensor]:
+def gated_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return the largest logit [heads] or an upper bound, and where it is the largest logit itself.
 
     `log_sum_exp` [batch, heads, tokens] is that of every row, a sink's logit included where there is one.
     """
-    visible = logits.visibility.counts(log_sum_exp.shape[-1], log_sum_exp.device)
     if not logits.visibility.plain:
         # Kernels return 0 for a row that sees nothing.
+        visible = logits.visibility.counts(log_sum_exp.shape[-1], log_sum_exp.device)
         log_sum_exp = log_sum_exp.masked_fill((visible == 0)[:, None], -math.inf)
     bound = log_sum_exp.amax((0, 2))
     # A non-finite bound stays as it is: the caller's finite gate must see it.
@@ -200,47 +200,25 @@ def gated_max_logit(
     if not len(heads):
         return bound, is_open
     opened = log_sum_exp if len(heads) == len(bound) else log_sum_exp.index_select(1, heads)
-    lower = torch.full_like(opened[0, :, 0], -math.inf) if has_sink else _lower_bound(opened, visible)
-    return bound.index_copy(0, heads, _maxima(logits, heads, opened, lower)), is_open
+    return bound.index_copy(0, heads, _maxima(logits, heads, opened).to(bound.dtype)), is_open
 
 
-def _maxima(logits: Logits, heads: Tensor, log_sum_exp: Tensor, lower: Tensor) -> Tensor:
-    """The largest logit of `heads`, given their `log_sum_exp` [batch, len(heads), tokens] and a `lower` bound of it."""
-    candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower)
-    wide = _has_many(candidates)
+def _maxima(logits: Logits, heads: Tensor, log_sum_exp: Tensor) -> Tensor:
+    """The largest logit of `heads`, given their `log_sum_exp` [batch, len(heads), tokens]."""
+    bounds, rows = log_sum_exp.topk(min(FIRST_ROWS, log_sum_exp.shape[-1]), -1)
+    attained = logits.maxima_of_rows(rows, heads)
+    lower = attained - GATE_MARGIN * attained.abs().clamp(min=1)
+    unsure = bounds[..., -1].amax(0) >= lower
+    if rows.shape[-1] == log_sum_exp.shape[-1] or not unsure.any():
+        return attained
+    candidates = (log_sum_exp >= lower[None, :, None]) & unsure[None, :, None]
+    wide = candidates.sum((0, 2)) > FULL_PRODUCT_FRACTION * candidates.shape[0] * candidates.shape[2]
+    few = unsure & ~wide
     if wide.any():
-        lower = lower.index_put((wide,), _attained(logits, heads[wide], log_sum_exp[:, wide]))
-        candidates = _rows_that_may_hold_the_maximum(log_sum_exp, lower)
-        wide = _has_many(candidates)
-    if not wide.any():
-        return logits.maxima_of_rows(candidates, heads)
-    maxima = torch.empty_like(lower)
-    maxima[wide] = logits.maxima(heads[wide])
-    if not wide.all():
-        maxima[~wide] = logits.maxima_of_rows(candidates[:, ~wide], heads[~wide])
-    return maxima
-
-
-def _lower_bound(log_sum_exp: Tensor, visible: Tensor) -> Tensor:
-    """What the largest logit of each head cannot be less than; holds without a sink only."""
-    return (log_sum_exp - visible[:, None].to(log_sum_exp.dtype).clamp(min=1).log()).amax((0, 2))
-
-
-def _rows_that_may_hold_the_maximum(log_sum_exp: Tensor, lower: Tensor) -> Tensor:
-    """Mark the rows whose upper bound reaches the lower bound of their head."""
-    slack = GATE_MARGIN * lower.abs().clamp(min=1)
-    return log_sum_exp >= (lower - slack)[None, :, None]
-
-
-def _has_many(rows: Tensor) -> Tensor:
-    """Whether so many rows of a head are marked that one product for all is cheaper, [heads]."""
-    return rows.sum((0, 2)) > FULL_PRODUCT_FRACTION * rows.shape[0] * rows.shape[2]
-
-
-def _attained(logits: Logits, heads: Tensor, log_sum_exp: Tensor) -> Tensor:
-    """The largest logit of `heads` in the row with the largest of each one's `log_sum_exp`."""
-    marked = log_sum_exp == log_sum_exp.amax((0, 2), keepdim=True)
-    return logits.maxima_of_rows(marked, heads).to(log_sum_exp.dtype)
+        attained[wide] = logits.maxima(heads[wide])
+    if few.any():
+        attained[few] = logits.maxima_of_marked(candidates[:, few], heads[few])
+    return attained
 
 
 def _all_exact(output: Tensor, max_logit: Tensor) -> AttentionResult:

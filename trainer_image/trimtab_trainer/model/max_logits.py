@@ -1,7 +1,6 @@
 """The largest logit of each head, from queries and keys: from the whole product, or from some rows of it."""
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -12,8 +11,11 @@ from torch import Tensor
 from trimtab_trainer.model.visibility import Visibility
 from trimtab_trainer.tensors import transposed, true_indices
 
-CHUNK_ROWS: Final = 128
+CHUNK_ROWS: Final = 256
 """Query rows per product: the scores of one chunk stay in cache."""
+
+BFLOAT16_SPACING: Final = 2.0**-7
+"""Two neighbouring bfloat16 numbers lie at most this share of either apart."""
 
 ROWS_TOGETHER: Final = 32
 """Up to so many rows of each head are computed in one product for all heads, padded to the most that one has."""
@@ -38,43 +40,59 @@ class Logits:
 
         Minus infinity where no query of a head sees any key.
         """
-        query, key = map(_computable, self._of(self._every_head if heads is None else heads))
-        return torch.stack(list(self._maxima_of_chunks(query, key))).amax((0, 1)) * self.scale
+        chosen = self._every_head if heads is None else heads
+        query, key = self._of(chosen)
+        if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+            # Rounding keeps the order, so only rows that reach the largest rounded product can hold the largest one.
+            rounded = self._row_maxima(query, key).float()
+            largest = rounded.amax((0, 2), keepdim=True)
+            if largest.isfinite().all():
+                return self.maxima_of_marked(rounded >= largest - BFLOAT16_SPACING * largest.abs(), chosen)
+        return self._row_maxima(_computable(query), _computable(key)).amax((0, 2)) * self.scale
 
-    def _maxima_of_chunks(self, query: Tensor, key: Tensor) -> Generator[Tensor]:
-        """The largest product of some rows after the other, [batch, heads]."""
+    def _row_maxima(self, query: Tensor, key: Tensor) -> Tensor:
+        """The largest product of every row in the type of both, [batch, heads, tokens]."""
+        found = query.new_empty(query.shape[:-1])
         tokens = query.shape[-2]
         for start in range(0, tokens, CHUNK_ROWS):
             rows = slice(start, min(start + CHUNK_ROWS, tokens))
             columns = slice(self.visibility.first_column(start), rows.stop)
-            hidden = self._hidden(rows, columns)[:, None].expand(len(query), *query.shape[1:2], -1, -1)
+            hidden = self._hidden(rows, columns)[:, None]
             if query.device.type == "cpu":
                 # Of several heads at once, parts of queries and keys are copied before they are multiplied.
-                yield _largest_one_by_one(query[:, :, rows], key[:, :, columns], hidden)
+                _keep_largest_one_by_one(query[:, :, rows], key[:, :, columns], hidden, found[:, :, rows])
             else:
                 scores = query[:, :, rows] @ transposed(key[:, :, columns])
                 scores[..., -hidden.shape[-1] :].masked_fill_(hidden, -math.inf)
-                yield scores.amax((2, 3))
+                found[:, :, rows] = scores.amax(-1)
+        return found
 
     @torch.no_grad()
-    def maxima_of_rows(self, marked: Tensor, heads: Tensor | None = None) -> Tensor:
-        """The largest logit of each of `heads` (all when None) in the rows `marked` [batch, len(heads), tokens].
+    def maxima_of_rows(self, rows: Tensor, heads: Tensor) -> Tensor:
+        """The largest logit of each of `heads` in the `rows` [batch, len(heads), some] that are named for it."""
+        scores, hidden = self._scores_of_rows(rows, heads)
+        return scores.masked_fill_(hidden, -math.inf).amax((0, 2, 3)) * self.scale
+
+    @torch.no_grad()
+    def maxima_of_marked(self, marked: Tensor, heads: Tensor) -> Tensor:
+        """The largest logit of each of `heads` in the rows `marked` [batch, len(heads), tokens].
 
         Minus infinity where none is marked. Other rows may be looked at too: the largest logit of the head bounds it.
         """
-        chosen = self._every_head if heads is None else heads
         most = int(marked.sum(-1).max())
         if most == 0:
-            return self._nothing(chosen)
+            return self._nothing(heads)
         if most > ROWS_TOGETHER:
-            return self._one_by_one(marked, chosen)
-        rows = marked.to(torch.uint8).topk(most, -1).indices
-        samples = torch.arange(len(rows), device=rows.device)[:, None, None]
-        gathered, key = self.query[samples, chosen[:, None], rows], self._keys_of(chosen)
-        scores = _computable(gathered) @ transposed(_computable(key))
-        scores.masked_fill_(~self.visibility.seen_by(rows, key.shape[-2]), -math.inf)
-        found = scores.amax((2, 3)).masked_fill_(~marked.any(-1), -math.inf)
+            return self._one_by_one(marked, heads)
+        scores, hidden = self._scores_of_rows(marked.to(torch.uint8).topk(most, -1).indices, heads)
+        found = scores.masked_fill_(hidden, -math.inf).amax((2, 3)).masked_fill_(~marked.any(-1), -math.inf)
         return found.amax(0) * self.scale
+
+    def _scores_of_rows(self, rows: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Products of `rows` [batch, len(heads), some] with every key, and which of them are hidden."""
+        samples = torch.arange(len(rows), device=rows.device)[:, None, None]
+        gathered, key = self.query[samples, heads[:, None], rows], self._keys_of(heads)
+        return _computable(gathered) @ transposed(_computable(key)), self.visibility.hidden_from(rows, key.shape[-2])
 
     def _one_by_one(self, marked: Tensor, heads: Tensor) -> Tensor:
         """The same where heads have so many marked rows that padding all to the most of them would cost more."""
@@ -119,14 +137,22 @@ class Logits:
         return ~self.visibility.sees(queries, keys)
 
 
-def _largest_one_by_one(query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
-    """The largest product [batch, heads] of which `hidden` [batch, heads, rows, last keys] leaves something."""
-    found = query.new_empty(query.shape[:2])
-    for place in product(*map(range, found.shape)):
+def _keep_largest_one_by_one(query: Tensor, key: Tensor, hidden: Tensor, found: Tensor) -> None:
+    """Fill `found` [batch, heads, rows] with the largest product of each row that `hidden` leaves.
+
+    `hidden` [batch or 1, 1, rows, last keys] is about the last keys.
+    """
+    last = hidden.shape[-1]
+    ceiling = torch.full(hidden.shape, math.inf, dtype=query.dtype).masked_fill_(hidden, -math.inf)
+    hidden, ceiling = (each.expand(len(query), query.shape[1], -1, -1) for each in (hidden, ceiling))
+    for place in product(*map(range, query.shape[:2])):
         scores = query[place] @ key[place].T
-        scores[:, -hidden.shape[-1] :].masked_fill_(hidden[place], -math.inf)
-        torch.amax(scores, (0, 1), out=found[place])
-    return found
+        if scores.dtype == torch.bfloat16:
+            # Several times faster than to fill; what is not finite is looked at again in float32.
+            torch.minimum(scores[:, -last:], ceiling[place], out=scores[:, -last:])
+        else:
+            scores[:, -last:].masked_fill_(hidden[place], -math.inf)
+        torch.amax(scores, -1, out=found[place])
 
 
 def _computable(tensor: Tensor) -> Tensor:

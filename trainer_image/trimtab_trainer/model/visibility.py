@@ -52,18 +52,18 @@ class Visibility:
             seen = seen & present[:, rows, None] & present[:, None, columns]
         return seen
 
-    def seen_by(self, rows: Tensor, tokens: int) -> Tensor:
-        """Which keys the query `rows` [batch, heads, rows] see: [batch, heads, rows, tokens]."""
+    def hidden_from(self, rows: Tensor, tokens: int) -> Tensor:
+        """Which keys the query `rows` [batch, heads, rows] do not see: [batch, heads, rows, tokens]."""
         columns = torch.arange(tokens, device=rows.device)
-        seen = columns <= rows[..., None]
+        hidden = columns > rows[..., None]
         if self.window is not None:
-            seen &= columns > rows[..., None] - self.window
+            hidden |= columns <= rows[..., None] - self.window
         samples = torch.arange(rows.shape[0], device=rows.device)[:, None, None]
         if self.documents is not None:
-            seen &= self.documents[samples, rows][..., None] == self.documents[:, None, None, :tokens]
+            hidden |= self.documents[samples, rows][..., None] != self.documents[:, None, None, :tokens]
         if self.present is not None:
-            seen &= self.present[samples, rows][..., None] & self.present[:, None, None, :tokens]
-        return seen
+            hidden |= ~(self.present[samples, rows][..., None] & self.present[:, None, None, :tokens])
+        return hidden
 
     def first_column(self, row: int) -> int:
         """The earliest key position that the query at `row` could see."""
