@@ -1,5 +1,6 @@
 """The parameter checksum sees any one bit, any exchange, and names the tensor."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,14 +36,43 @@ def test_the_checksum_is_the_defined_sum(more: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
-def test_a_device_adds_up_what_the_host_does(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("more", [0, 1, 700])
+def test_a_device_adds_up_what_the_host_does(dtype: torch.dtype, more: int) -> None:
     """In passes, which are computed here without one."""
-    limits = torch.iinfo(dtype)
-    for rows in (1, checksum.ROWS, 2 * checksum.ROWS + 3):
-        table = torch.randint(limits.min, limits.max, (rows, checksum.COLUMNS), dtype=dtype)
-        on_host, on_device = checksum._sums_on_host(table), checksum._sums(table, checksum._Room())
-        for expected, found in zip(on_host, on_device, strict=True):
-            assert torch.equal(expected, found)
+    limits, modulus = torch.iinfo(dtype), 2**64
+    for rows in (0, 1, checksum.ROWS, 2 * checksum.ROWS + 3):
+        words = torch.randint(limits.min, limits.max, (rows * checksum.COLUMNS + more,), dtype=dtype)
+        on_host = checksum.GrowingSum(words, 2**40 + 5, checksum._HostRoom()).result()
+        on_device = checksum._device_sum(words, 2**40 + 5, checksum._Room())
+        assert int(on_device) % modulus == on_host % modulus
+
+
+@pytest.mark.parametrize("step", [1, 4096, 5000, 1 << 20])
+def test_a_sum_grows_with_what_has_arrived(step: int) -> None:
+    tensors = [*named(), ("d", torch.randn(700, checksum.COLUMNS + 3))]
+    expected = parameter_checksum(tensors)
+    arriving = torch.full_like(tensors[-1][1], math.nan)
+    growing, memory = GrowingChecksum([*named(), ("d", arriving)]), memoryview(arriving.numpy()).cast("B")
+    grown = growing.growing("d", memory)
+    assert grown is not None
+    values = tensors[-1][1].numpy().tobytes()
+    step = max(step, len(values) // 3000)
+    for begin in range(0, len(values), step):
+        memory[begin : begin + step] = values[begin : begin + step]
+        grown.take(min(begin + step, len(values)))
+    # What has arrived is not read again.
+    arriving[:600].zero_()
+    growing.add("d", grown)
+    assert growing.result() == expected
+
+
+def test_no_sum_grows_in_memory_that_is_not_all_of_its_tensor() -> None:
+    tensor = torch.randn(64, 64)
+    growing, memory = GrowingChecksum([("a", tensor), ("b", tensor.T)]), memoryview(tensor.numpy()).cast("B")
+    assert growing.growing("a", memory) is not None
+    assert growing.growing("a", memory[4:]) is None
+    assert growing.growing("a", memoryview(bytearray(tensor.nbytes))) is None
+    assert growing.growing("b", memory) is None
 
 
 def test_tensors_may_be_added_in_any_order_or_not_at_all() -> None:

@@ -50,10 +50,10 @@ class Shard:
         reading, bodies = ShardReading(self._metadata, {"t": into}), list[bytes]()
 
         def load(place: Place, body: memoryview) -> None:
-            assert reading.load(place, body) == ["t"]
+            assert reading.load(place, body).names == ["t"]
             bodies.append(bytes(body))
 
-        self._reader.slices(reading.tensors, load, reading.aside)
+        self._reader.read(reading.tensors, load, reading.aside)
         (body,) = bodies
         return body
 

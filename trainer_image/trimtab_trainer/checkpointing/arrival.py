@@ -42,11 +42,14 @@ class Stretch(NamedTuple):
 class Apart(NamedTuple):
     """A part of a slice that arrives in memory of its own: from which byte of the slice on, and where.
 
-    It begins within the first HEAD_BYTES, ends beyond them, and within the slice.
+    It begins within the first HEAD_BYTES, ends beyond them, and within the slice. `on_filled` is told how much of
+    `memory` is there, after each piece, while that is in the processor's cache. A slice that is asked for again is
+    set apart again.
     """
 
     begin: int
     memory: memoryview
+    on_filled: Callable[[int], object] = int
 
 
 Aside = Callable[[StoredSlice, memoryview], Apart | None]
@@ -109,12 +112,14 @@ class Arriving:
         if apart is None or not apart.begin <= at < apart.begin + len(apart.memory):
             return self._room[at : min(at + PIECE_BYTES, length)]
         begin = at - apart.begin
-        return apart.memory[begin : begin + PIECE_BYTES]
+        return apart.memory[begin : begin - begin % PIECE_BYTES + PIECE_BYTES]
 
     def take(self, count: int, /) -> None:
         """See `Destination.take`."""
         self._hash.update(self.room()[:count])
         self._filled += count
+        if self._apart is not None:
+            self._apart.on_filled(min(self._filled - self._apart.begin, len(self._apart.memory)))
         self._on_piece()
         part = self._waiting[0]
         if self._filled == HEAD_BYTES < part.length:

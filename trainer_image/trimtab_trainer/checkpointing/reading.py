@@ -60,20 +60,16 @@ class VerifiedReader:
     _room: Room = field(default_factory=Room)
     _failed: threading.Event = field(default_factory=threading.Event)
 
-    def whole(self, name: str) -> bytes:
-        """One object, which fits into memory."""
-        stored, found = self.objects[name], list[bytes]()
-        all_of_it = StoredSlice(name=name, offset=0, length=stored.size, sha256=stored.sha256)
-        self._read(name, [all_of_it], lambda _, body: found.append(bytes(body)), together)
-        self.on_progress()
-        return found[0]
+    def whole(self, name: str) -> Place:
+        """Where one object lies, which fits into memory."""
+        return Place(name, 0, self.objects[name].size)
 
     def places(self, chosen: Callable[[StoredSlice], bool]) -> list[Place]:
         """Where the chosen ones of the manifest's slices lie."""
-        return [place for place, part in self._known().items() if chosen(part)]
+        return [place for place, part in self._slices().items() if chosen(part)]
 
-    def slices(self, wanted: Iterable[Place], use: Use, aside: Aside = together) -> None:
-        """Read what is wanted and nothing else, and hand each slice on as soon as it is known to be right."""
+    def read(self, wanted: Iterable[Place], use: Use, aside: Aside = together) -> None:
+        """Read slices and whole objects, and hand each on as soon as it is known to be right; nothing else is read."""
         places = sorted(wanted)
         share = sum(place.length for place in places) // READERS
         size = min(max(share, MIN_STRETCH_BYTES), MAX_STRETCH_BYTES)
@@ -101,6 +97,14 @@ class VerifiedReader:
         self._failed.clear()
 
     def _known(self) -> dict[Place, StoredSlice]:
+        objects = self.objects.items()
+        whole = {
+            self.whole(name): StoredSlice(name=name, offset=0, length=stored.size, sha256=stored.sha256)
+            for name, stored in objects
+        }
+        return whole | self._slices()
+
+    def _slices(self) -> dict[Place, StoredSlice]:
         return {
             Place(name, part.offset, part.length): part for name in self.objects for part in self.objects[name].slices
         }

@@ -24,12 +24,13 @@ from trimtab_contract.directives import CheckpointReference, Reason
 from trimtab_contract.errors import ContractError, MalformedManifest, NewerManifest
 
 from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_trainer.checkpointing.arrival import Apart
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader, patiently
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
 from trimtab_trainer.checkpointing.state import FlatState, describe, tensors_of
 from trimtab_trainer.errors import RestoreFailed
-from trimtab_trainer.optim.checksum import GrowingChecksum, ParameterChecksum, parameter_checksum
+from trimtab_trainer.optim.checksum import GrowingChecksum, GrowingSum, ParameterChecksum, parameter_checksum
 
 SHOWN_TENSORS = 4
 """Of those that are otherwise than this run's."""
@@ -84,17 +85,16 @@ class Restoration:
         _check_fit(manifest, reference, into, fit)
         reader = VerifiedReader(self.store, prefix, manifest.objects, deadline, self.stopped, self.on_progress)
         own = f"rank-{self.rank:06d}.json"
-        rank_state = reader.whole(own) if own in manifest.objects else None
-        if manifest.schema == 1:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, stored in manifest.objects.items():
-                self._fetch_object(f"{prefix}{name}", stored, folder / name, deadline)
-            with _told():
-                read_shards(folder, into)
-            checksum = parameter_checksum(tensors_of(into).items())
-        else:
-            checksum = _read_slices(reader, manifest, into)
-        return Fetched(manifest, into, checksum, rank_state)
+        apart = [reader.whole(own)] if own in manifest.objects else []
+        if manifest.schema != 1:
+            return _read_slices(reader, manifest, into, apart)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, stored in manifest.objects.items():
+            self._fetch_object(f"{prefix}{name}", stored, folder / name, deadline)
+        with _told():
+            read_shards(folder, into)
+        rank_state = (folder / own).read_bytes() if apart else None
+        return Fetched(manifest, into, parameter_checksum(tensors_of(into).items()), rank_state)
 
     def _place(self, reference: CheckpointReference) -> tuple[str, keys.RunId]:
         """The prefix of the checkpoint's objects, and the run whose it must be."""
@@ -184,27 +184,34 @@ def _told_tensor(tensors: Mapping[str, TensorDescription], name: str) -> str:
     return "none" if found is None else f"{found.dtype} {list(found.shape)}"
 
 
-def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, into: FlatState) -> ParameterChecksum:
-    values: dict[Place, bytes] = {}
+def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, into: FlatState, own: list[Place]) -> Fetched:
+    """`own` is where this rank's state lies, if it wrote one."""
+    metadata, values = reader.whole(METADATA_NAME), reader.places(lambda part: part.name not in manifest.tensors)
+    bodies: dict[Place, bytes] = {}
+    growing: dict[Place, GrowingSum | None] = {}
     checksum = GrowingChecksum(tensors_of(into).items())
 
     def keep(place: Place, body: memoryview) -> None:
-        values[place] = bytes(body)
+        bodies[place] = bytes(body)
+
+    def aside(place: Place, head: memoryview) -> Apart | None:
+        apart = reading.aside(place, head)
+        growing[place] = found = apart and checksum.growing(reading.name(place), apart.memory)
+        return apart._replace(on_filled=found.take) if apart and found else apart
 
     def load(place: Place, body: memoryview) -> None:
-        # While the tensor is in the processor's cache, and other slices are on their way.
-        for name in reading.load(place, body):
-            checksum.add(name)
+        loaded, grown = reading.load(place, body), growing.pop(place, None)
+        for name in loaded.names:
+            checksum.add(name, grown if loaded.as_it_arrived else None)
 
-    metadata = reader.whole(METADATA_NAME)
     # All that is pickled is verified before the first of it is unpickled, and what is no tensor is pickled.
-    reader.slices(reader.places(lambda part: part.name not in manifest.tensors), keep)
+    reader.read([metadata, *own, *values], keep)
     with _told():
-        reading = ShardReading(metadata, into)
+        reading = ShardReading(bodies[metadata], into)
         for place in reading.values:
-            reading.load(place, memoryview(values[place]))
-        reader.slices(reading.tensors, load, reading.aside)
-    return checksum.result()
+            reading.load(place, memoryview(bodies[place]))
+        reader.read(reading.tensors, load, aside)
+    return Fetched(manifest, into, checksum.result(), bodies[own[0]] if own else None)
 
 
 @contextmanager

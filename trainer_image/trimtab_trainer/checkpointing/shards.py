@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO, IOBase
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeGuard, cast
+from typing import IO, Any, NamedTuple, Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -124,6 +124,13 @@ class ShardLayout:
             raise SaveBroken(f"writing {METADATA_NAME} failed: {error!r}") from error
 
 
+class Loaded(NamedTuple):
+    """The names of the tensors that have all their values now, and whether those are where and as they arrived."""
+
+    names: list[str]
+    as_it_arrived: bool
+
+
 class ShardReading:
     """Which slices of a checkpoint this rank needs for `into`, and how each gets there.
 
@@ -171,17 +178,21 @@ class ShardReading:
         self._apart[place] = apart, target
         return apart
 
-    def load(self, place: Place, body: memoryview) -> list[str]:
+    def name(self, place: Place) -> str:
+        """Whose elements, or whose value, lie there."""
+        return self._items[place][0].dest_index.fqn
+
+    def load(self, place: Place, body: memoryview) -> "Loaded":
         """Deserialise one slice into `into`, where nothing of `body` itself stays; several may be at it at once.
 
-        What `aside` has named need not be in `body`. Returns the names of the tensors that have all their values now.
+        What `aside` has named need not be in `body`.
         """
         plain = self._items[place][0].type is LoadItemType.BYTE_IO
         found: object = None if plain else tensor_in(body)
         if place in self._apart:
             apart, target = self._apart.pop(place)
             if _same_elements(found, target) and found.data_ptr() == _address(body) + apart.begin:
-                return self._completed(place)
+                return Loaded(self._completed(place), as_it_arrived=True)
             body[apart.begin : apart.begin + len(apart.memory)] = apart.memory
         if found is None:
             found = torch.load(cast("IO[bytes]", MemoryFile(body)), map_location="cpu", weights_only=True)
@@ -191,7 +202,7 @@ class ShardReading:
                 target.copy_(narrow_tensor_by_index(found, item.storage_offsets, item.lengths))
             else:
                 self._into[item.dest_index.fqn] = found
-        return [] if plain else self._completed(place)
+        return Loaded([] if plain else self._completed(place), as_it_arrived=False)
 
     def _completed(self, place: Place) -> list[str]:
         with self._lock:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,10 +22,14 @@ from trimtab_trainer.tensors import integers
 
 COLUMNS: Final = 1 << 10
 ROWS: Final = 1 << 6
-"""Words are looked at as rows of a table; on a device, so many rows a pass."""
+"""Words are looked at as rows of a table, so many rows a pass: a few such parts fit a core's cache."""
 
 _MODULUS: Final = 1 << 64
+_NUMBERS: Final = np.arange(COLUMNS)
 _WORD_BYTES: Final = 4
+
+
+Sum = TypeVar("Sum", int, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +61,45 @@ class GrowingChecksum:
         """Names, types and shapes count, and the order; what the tensors hold is not looked at yet."""
         self._tensors = dict(named_tensors)
         self._offsets: dict[str, int] = {}
-        self._sums: dict[str, Tensor] = {}
-        self._room = _Room()
+        self._sums: dict[str, int | Tensor] = {}
+        self._room, self._host_room = _Room(), _HostRoom()
         end = 0
         for name, tensor in self._tensors.items():
             words_each = max(1, tensor.element_size() // _WORD_BYTES)
             self._offsets[name] = end + first_element(tensor) * words_each
             end += tensor.numel() * words_each
 
+    def growing(self, name: str, memory: memoryview) -> "GrowingSum | None":
+        """The sum of a tensor whose values arrive in `memory` from the first byte on.
+
+        None where that is not all that this rank has of it, in the order of its elements.
+        """
+        tensor = own_part(self._tensors[name])
+        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes != len(memory) or not memory:
+            return None
+        if torch.frombuffer(memory, dtype=torch.uint8).data_ptr() != tensor.data_ptr():
+            return None
+        return GrowingSum(_words(tensor), self._offsets[name], self._host_room)
+
     @torch.no_grad()
-    def add(self, name: str) -> None:
-        """Take in a tensor that has its values now."""
-        words = _words(own_part(self._tensors[name]))
-        self._sums[name] = _weighted_sum(words, self._offsets[name], self._room)
+    def add(self, name: str, grown: "GrowingSum | None" = None) -> None:
+        """Take in a tensor that has its values now, or what has `grown` with them."""
+        words, offset = _words(own_part(self._tensors[name])), self._offsets[name]
+        if grown is not None:
+            self._sums[name] = grown.result()
+        elif words.device.type == "cpu":
+            self._sums[name] = GrowingSum(words, offset, self._host_room).result()
+        else:
+            self._sums[name] = _device_sum(words, offset, self._room)
 
     def result(self) -> ParameterChecksum:
         """The checksum of all, with those that were not added before as they are now."""
         for name in self._tensors.keys() - self._sums.keys():
             self.add(name)
-        sums = [self._sums[name] for name in self._tensors]
-        values = [value % _MODULUS for value in integers(torch.stack(sums))]
+        on_device = {name: found for name, found in self._sums.items() if isinstance(found, Tensor)}
+        if on_device:
+            self._sums |= zip(on_device, integers(torch.stack(list(on_device.values()))), strict=True)
+        values = [int(self._sums[name]) % _MODULUS for name in self._tensors]
         named = tuple(zip(self._tensors, values, strict=True))
         return ParameterChecksum(
             total=sum(values) % _MODULUS,
@@ -117,38 +140,73 @@ class _Room(threading.local):
         return self._room[: len(words)].copy_(words)
 
 
-def _weighted_sum(words: Tensor, offset: int, room: _Room) -> Tensor:
-    """sum((2 (offset + i) + 1) x_i) over `words`.
+class _HostRoom(threading.local):
+    """The same for words in this process's memory."""
 
-    The weights grow evenly, so the sums of rows and of columns are enough; no word is multiplied. With o the offset and
-    C columns, sum((2 (o + C r + c) + 1) x_rc) = (2 o + 1) sum(x) + 2 C sum(r row_r) + 2 sum(c column_c).
-    """
+    def __init__(self) -> None:
+        self._room = np.empty((ROWS, COLUMNS), np.int64)
+
+    def holding(self, words: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """`words` [rows, COLUMNS], until the next call."""
+        held = self._room[: len(words)]
+        np.copyto(held, words)
+        return held
+
+
+class GrowingSum:
+    """The weighted sum of a tensor's words in this process's memory, while they arrive: they are in the processor's
+    cache then, and need not be read from memory again."""
+
+    def __init__(self, words: Tensor, offset: int, room: _HostRoom) -> None:
+        """`offset` is the number of the first of the `words` in the whole model."""
+        count = words.numel() // COLUMNS
+        self._words, self._offset, self._room = words, offset, room
+        self._table = cast("NDArray[np.integer[Any]]", words[: count * COLUMNS].view(count, COLUMNS).numpy())
+        self._rows, self._columns, self._done = np.empty(count, np.int64), np.zeros(COLUMNS, np.int64), 0
+
+    def take(self, arrived: int) -> None:
+        """So many bytes from the first one on are there, and will not change."""
+        until = min(arrived // (COLUMNS * self._words.element_size()), len(self._table))
+        for start in range(self._done, until, ROWS):
+            part = slice(start, min(start + ROWS, until))
+            held = self._room.holding(self._table[part])
+            held.sum(1, None, self._rows[part])
+            self._columns += held.sum(0)
+        self._done = max(self._done, until)
+
+    def result(self) -> int:
+        """The sum of all, when they are all there."""
+        self.take(self._words.nbytes)
+        count, offset = len(self._rows), self._offset
+        rest = self._words[count * COLUMNS :].numpy().astype(np.int64)
+        last = rest.dot(2 * (offset + count * COLUMNS + _NUMBERS[: len(rest)]) + 1)
+        return int(last) + _weighted(
+            offset, int(self._rows.sum()), int(self._rows.dot(np.arange(count))), int(self._columns.dot(_NUMBERS))
+        )
+
+
+def _device_sum(words: Tensor, offset: int, room: _Room) -> Tensor:
+    """The same of words in a device's memory."""
     count, device = words.numel() // COLUMNS, words.device
-    rest = words[count * COLUMNS :].to(torch.int64)
-    total = rest.dot(2 * (offset + count * COLUMNS + _numbers(device)[: len(rest)]) + 1)
-    if not count:
-        return total
     table = words[: count * COLUMNS].view(count, COLUMNS)
-    rows, columns = _sums_on_host(table) if device.type == "cpu" else _sums(table, room)
-    total += (2 * offset + 1) * rows.sum() + 2 * COLUMNS * rows.dot(torch.arange(count, device=device))
-    return total.add_(columns.dot(_numbers(device)), alpha=2)
-
-
-def _sums(table: Tensor, room: _Room) -> tuple[Tensor, Tensor]:
-    """Sums of the rows and of the columns, as 64-bit integers."""
-    rows = torch.empty(len(table), dtype=torch.int64, device=table.device)
-    columns = torch.zeros(COLUMNS, dtype=torch.int64, device=table.device)
-    for start in range(0, len(table), ROWS):
+    rows = torch.empty(count, dtype=torch.int64, device=device)
+    columns = torch.zeros(COLUMNS, dtype=torch.int64, device=device)
+    for start in range(0, count, ROWS):
         part = room.holding(table[start : start + ROWS])
         torch.sum(part, 1, out=rows[start : start + ROWS])
         columns += part.sum(0)
-    return rows, columns
+    rest = words[count * COLUMNS :].to(torch.int64)
+    last = rest.dot(2 * (offset + count * COLUMNS + _numbers(device)[: len(rest)]) + 1)
+    by_row = rows.dot(torch.arange(count, device=device))
+    return last + _weighted(offset, rows.sum(), by_row, columns.dot(_numbers(device)))
 
 
-def _sums_on_host(table: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in two calls: with several a pass, threads that add at once mostly wait for the interpreter's lock."""
-    words = cast("NDArray[np.int32]", table.numpy())
-    return torch.as_tensor(words.sum(1, dtype=np.int64)), torch.as_tensor(words.sum(0, dtype=np.int64))
+def _weighted(offset: int, total: Sum, by_row: Sum, by_column: Sum) -> Sum:
+    """sum((2 (o + C r + c) + 1) x_rc) over a table of C columns whose first word is number o of the whole model.
+
+    The weights grow evenly, so sum(x), sum(r x) and sum(c x) are enough; no word is multiplied.
+    """
+    return (2 * offset + 1) * total + 2 * COLUMNS * by_row + 2 * by_column
 
 
 @cache
