@@ -13,6 +13,7 @@ from trimtab_trainer.optim.coefficients import (
     Polynomials,
 )
 from trimtab_trainer.optim.muonclip_reference import orthogonalise
+from trimtab_trainer.optim import newton_schulz as newton_schulz_module
 from trimtab_trainer.optim.newton_schulz import GRAM_ASPECT, newton_schulz
 
 SHAPES = [(64, 64), (96, 64), (64, 96), (128, 512)]
@@ -181,3 +182,29 @@ def test_the_result_shares_no_memory_with_the_matrix() -> None:
         kept = matrix.clone()
         newton_schulz(matrix, (), dtype).zero_()
         assert torch.equal(matrix, kept)
+
+
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("shape", [(16, 16), (17, 40), (40, 23), (50, 50)])
+def test_products_in_stripes_are_those_of_the_reference(
+    shape: tuple[int, int], gram: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of symmetric products only what lies above the diagonal is computed; the last stripe may be a short one."""
+    monkeypatch.setattr(newton_schulz_module, "STRIPE_ROWS", 8)
+    matrix = gaussian(*shape)
+    found = newton_schulz(matrix[None], QUINTIC, torch.float64, gram=gram)[0]
+    torch.testing.assert_close(found, orthogonalise(matrix, QUINTIC), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(600, 600), (512, 1100), (1100, 530)])
+def test_stripes_change_no_more_than_rounding_does(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = gaussian(*shape)[None]
+    striped = newton_schulz(matrix, QUINTIC, dtype).double()
+    monkeypatch.setattr(newton_schulz_module, "STRIPE_ROWS", 1 << 20)
+    whole = newton_schulz(matrix, QUINTIC, dtype).double()
+    exact = orthogonalise(matrix[0], QUINTIC)
+    error, allowed = (float((found[0] - exact).norm()) for found in (striped, whole))
+    assert error <= 1.05 * allowed

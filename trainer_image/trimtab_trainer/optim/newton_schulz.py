@@ -28,6 +28,9 @@ SMALLEST_NORM: Final = 1e-7
 GRAM_ASPECT: Final = 1.5
 """From this ratio of sides on, the Gram form needs fewer products than the plain one."""
 
+STRIPE_ROWS: Final = 256
+"""Of a symmetric product on the CPU so many rows are computed at once, each stripe from the diagonal on."""
+
 GRAM_ITERATIONS: Final = (2, 3)
 """Iterations of the Gram form between two looks at the matrix itself; the last number is repeated. The first ones must
 be few: they lift singular values whose squares a rounded Gram matrix does not hold."""
@@ -61,7 +64,7 @@ def orthogonalised(normalised: Tensor, polynomials: Polynomials, *, gram: bool =
 
 
 def multiplications(rows: int, columns: int, coefficients: CoefficientSet, *, gram: bool) -> int:
-    """How many multiplications of two numbers `newton_schulz` takes for one matrix."""
+    """How many multiplications of two numbers `newton_schulz` takes for one matrix, if none is saved by symmetry."""
     iterations = len(COEFFICIENT_SETS[coefficients])
     side, length = min(rows, columns), max(rows, columns)
     small, long = side**3, side * side * length
@@ -114,21 +117,45 @@ def _product_of_factors(gram: Tensor, polynomials: Polynomials) -> Tensor:
     for index, (a, b, c) in enumerate(polynomials):
         factor = _even_part(gram, b, c)
         factor.diagonal(dim1=-2, dim2=-1).add_(a)
-        product = factor if product is None else factor @ product
+        product = factor if product is None else _symmetric(factor, product)
         if index < len(polynomials) - 1:
-            gram = factor @ (gram @ factor)
+            gram = _symmetric(factor, _symmetric(gram, factor))
     assert product is not None
     return product
 
 
 def _gram(x: Tensor) -> Tensor:
     """The smaller of X X^T and X^T X."""
-    return x @ transposed(x) if x.shape[-2] <= x.shape[-1] else transposed(x) @ x
+    return _symmetric(x, transposed(x)) if x.shape[-2] <= x.shape[-1] else _symmetric(transposed(x), x)
 
 
 def _even_part(gram: Tensor, b: float, c: float) -> Tensor:
     """b A + c A^2."""
-    return _multiply_add(gram, gram, gram, beta=b, alpha=c)
+    return _symmetric(gram, gram, added=gram, beta=b, alpha=c)
+
+
+def _symmetric(
+    left: Tensor, right: Tensor, *, added: Tensor | None = None, beta: float = 0.0, alpha: float = 1.0
+) -> Tensor:
+    """left @ right, or beta * added + alpha * left @ right, of which it is known that the exact result is symmetric.
+
+    What lies below the diagonal is copied from above it where that pays: about half of the multiplications are left
+    out, and the result is symmetric to the last bit.
+    """
+    side = left.shape[-2]
+    if left.ndim > 2 or side < 2 * STRIPE_ROWS or left.device.type != "cpu":
+        return left @ right if added is None else _multiply_add(added, left, right, beta=beta, alpha=alpha)
+    result = left.new_empty(side, side)
+    for start in range(0, side, STRIPE_ROWS):
+        rows, onward = slice(start, start + STRIPE_ROWS), slice(start, None)
+        if added is None:
+            torch.mm(left[rows], right[:, onward], out=result[rows, onward])
+        else:
+            torch.addmm(
+                added[rows, onward], left[rows], right[:, onward], beta=beta, alpha=alpha, out=result[rows, onward]
+            )
+        result[rows, :start] = transposed(result[:start, rows])
+    return result
 
 
 def _multiply_add(added: Tensor, left: Tensor, right: Tensor, *, beta: float, alpha: float = 1.0) -> Tensor:
