@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from trimtab_trainer.optim import newton_schulz as newton_schulz_module
 from trimtab_trainer.optim.coefficients import (
     COEFFICIENT_SETS,
     CUBIC,
@@ -13,7 +14,6 @@ from trimtab_trainer.optim.coefficients import (
     Polynomials,
 )
 from trimtab_trainer.optim.muonclip_reference import orthogonalise
-from trimtab_trainer.optim import newton_schulz as newton_schulz_module
 from trimtab_trainer.optim.newton_schulz import GRAM_ASPECT, newton_schulz
 
 SHAPES = [(64, 64), (96, 64), (64, 96), (128, 512)]
