@@ -309,9 +309,9 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(**SPECIAL, n_positions=32, n_embd=16, n_layer=2, n_head=2))
 
 
-def qwen() -> nn.Module:
+def qwen(**more: Any) -> nn.Module:
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 8}
-    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, **SPECIAL, **heads))
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, **SPECIAL, **heads, **more))
 
 
 @pytest.mark.parametrize(
@@ -327,6 +327,14 @@ def qwen() -> nn.Module:
 def test_attention_that_cannot_be_clipped_is_refused(make: Any, told: str) -> None:
     with pytest.raises(InvalidFields, match=told):
         MuonClipOptimizer(make())
+
+
+def test_all_that_cannot_be_clipped_is_told_at_once() -> None:
+    with pytest.raises(InvalidFields) as caught:
+        MuonClipOptimizer(qwen(attn_implementation="eager"))
+    first, last = caught.value.problems[0], caught.value.problems[-1]
+    assert first.startswith("qk_clip_mode: must be disabled: layer 0 normalises")
+    assert last.startswith("model.config.attn_implementation: eager keeps its logits")
 
 
 def test_normalised_queries_and_keys_are_watched_where_nothing_is_to_be_clipped() -> None:

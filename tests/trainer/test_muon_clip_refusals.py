@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from trimtab_trainer.fields import InvalidFields
-from trimtab_trainer.optim import MuonClip, MuonClipConfig, ParameterGroup, Schedule, separate_projections
+from trimtab_trainer.optim import LogitRecorder, MuonClip, MuonClipConfig, ParameterGroup, Schedule, separate_projections
 from trimtab_trainer.optim.muon_clip import QueryKeyParameters
 
 HOT = MuonClipConfig(qk_clip_threshold=0.5)
@@ -137,3 +137,21 @@ def test_what_masters_cannot_be_made_of_is_no_number_of_floating_point() -> None
     assert problems_of(lambda: MuonClip(whole, (), MuonClipConfig(master_weights=True))) == (
         "counts: torch.int64 must be a type of floating point",
     )
+
+
+def test_mappings_in_the_place_of_settings_are_named() -> None:
+    wrong: dict[str, Any] = {
+        "groups": ({"pattern": "*"}, ParameterGroup(pattern="*")),
+        "qk_clip_schedule": {"update": 1, "factor": 2.0},
+    }
+    assert problems_of(lambda: MuonClipConfig(**wrong)) == (
+        "groups[0]: must be a ParameterGroup, not dict",
+        "qk_clip_schedule: must be several ThresholdPoint, not dict",
+    )
+
+
+def test_logits_must_be_a_tensor_and_layers_must_attend() -> None:
+    optimizer, rows = optimizer_of(maps()), [[1.0] * 4] * 2
+    logits: Any = rows
+    assert problems_of(lambda: optimizer.step(logits)) == ("max_logits: must be a tensor [layers, heads], not list",)
+    assert problems_of(lambda: LogitRecorder(0)) == ("layers: 0 must be at least 1",)

@@ -21,7 +21,9 @@ def test_the_rate_rises_linearly_and_falls_by_half_a_cosine(step: int, factor: f
 
 
 def test_without_warm_up_the_first_step_is_already_on_the_cosine() -> None:
-    assert Schedule(warmup_steps=0, total_steps=2, final_ratio=0.0).factor(1) == pytest.approx(0.5)
+    unwarmed = Schedule(warmup_steps=0, total_steps=2, final_ratio=0.0)
+    # PyTorch's LambdaLR asks for step 0 when it is made.
+    assert [unwarmed.factor(step) for step in (0, 1)] == [0.0, pytest.approx(0.5)]
 
 
 def test_an_override_scales_up_to_and_including_its_last_step() -> None:

@@ -129,6 +129,12 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
     assert found[0].startswith("schedule.warmupSteps: 10 must be below")
 
 
+@pytest.mark.parametrize(("steps", "warm_up"), [(1, 0), (2, 1), (20, 19), (21, 20), (600, 20)])
+def test_a_short_run_that_says_nothing_of_its_schedule_warms_up_in_fewer_steps(steps: int, warm_up: int) -> None:
+    config = read_config(f"{{steps: {steps}, globalBatch: 8, data: {{path: /data.bin}}}}")
+    assert config.rates.warmup_steps == warm_up
+
+
 def test_every_missing_variable_is_named_and_the_password_stays_out_of_sight() -> None:
     with pytest.raises(InvalidFields) as caught:
         Environment.read({"TRIMTAB_RUN": "a/b", "TRIMTAB_ATTEMPT": "0", "TRIMTAB_CHECKPOINT_URI": "file:///x"}, "host")

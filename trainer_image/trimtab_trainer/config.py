@@ -265,9 +265,10 @@ class TrainerConfig:
 
     @property
     def rates(self) -> Schedule:
-        """The learning-rate schedule over the whole run."""
+        """The learning-rate schedule over the whole run; one of which nothing is said fits into a short run too."""
+        warm_up = self.schedule.warmup_steps
         return Schedule(
-            warmup_steps=self.schedule.warmup_steps,
+            warmup_steps=min(warm_up, self.steps - 1) if self.schedule == ScheduleConfig() else warm_up,
             total_steps=self.steps,
             final_ratio=self.schedule.final_ratio,
             shape=self.schedule.shape,

@@ -41,6 +41,17 @@ def one_of(field: str, value: object, choices: Sequence[str]) -> str | None:
     return None if value in choices else f"{field}: {value!r} must be one of {', '.join(choices)}"
 
 
+def instances(field: str, values: Iterable[object], kind: type) -> tuple[str, ...]:
+    """A sentence for each of `values` that is none of `kind`, and for `values` that are not several at all."""
+    if not isinstance(values, tuple | list):
+        return (f"{field}: must be several {kind.__name__}, not {type(values).__name__}",)
+    return tuple(
+        f"{field}[{number}]: must be a {kind.__name__}, not {type(value).__name__}"
+        for number, value in enumerate(values)
+        if not isinstance(value, kind)
+    )
+
+
 def within(field: str, value: float, low: float, below: float) -> str | None:
     """Say that `field` is not in the half-open range [low, below), or return None."""
     return None if low <= value < below else f"{field}: {value} must be at least {low} and below {below}"

@@ -55,8 +55,8 @@ class LogitWatch:
 
     def __init__(self, model: nn.Module, layers: Mapping[str, AttentionHeads]) -> None:
         """Begin to watch; raises InvalidFields for layers that attend in another way or differ in their heads."""
+        raise_if_any(watch_problems(model, layers))
         self._modules = {name: model.get_submodule(name) for name in layers}
-        raise_if_any(_problems(self._modules, layers))
         self._recorders = {name: LogitRecorder(1) for name in layers}
         for name, module in self._modules.items():
             module.register_forward_pre_hook(partial(_enter, self._recorders[name]))
@@ -80,6 +80,16 @@ class LogitWatch:
                 "model.train() before the forward pass, or have it call that"
             )
             raise InvalidFields((problem,)) from error
+
+
+def watch_problems(model: nn.Module, layers: Mapping[str, AttentionHeads]) -> Iterator[str]:
+    """Why the largest logits of these layers could not be noted, a sentence each."""
+    modules = (model.get_submodule(name) for name in layers)
+    ways = {str(getattr(getattr(module, "config", None), "_attn_implementation", "sdpa")) for module in modules}
+    for way in sorted(ways - {"sdpa"}):
+        yield f"model.config.attn_implementation: {way} keeps its logits to itself; build the model with sdpa"
+    if len(counts := {layer.heads for layer in layers.values()}) > 1:
+        yield f"model: its layers have {sorted(counts)} heads; largest logits need the same number in each"
 
 
 def _enter(recorder: LogitRecorder, module: nn.Module, _arguments: Any) -> None:
@@ -113,13 +123,3 @@ def _without_known(names: Iterable[str], known: Iterable[str]) -> list[str]:
 
 def _more(names: list[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def _problems(modules: Mapping[str, nn.Module], layers: Mapping[str, AttentionHeads]) -> Iterator[str]:
-    ways = {
-        str(getattr(getattr(module, "config", None), "_attn_implementation", "sdpa")) for module in modules.values()
-    }
-    for way in sorted(ways - {"sdpa"}):
-        yield f"model.config.attn_implementation: {way} keeps its logits to itself; build the model with sdpa"
-    if len(counts := {layer.heads for layer in layers.values()}) > 1:
-        yield f"model: its layers have {sorted(counts)} heads; largest logits need the same number in each"

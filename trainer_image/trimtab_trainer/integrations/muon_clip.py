@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.head_parameters import AttentionHeads
-from trimtab_trainer.integrations.attention_layers import LogitWatch, attention_layers
+from trimtab_trainer.integrations.attention_layers import LogitWatch, attention_layers, watch_problems
 from trimtab_trainer.optim import MuonClip, MuonClipConfig, StepTelemetry, parameter_groups, routing_table
 from trimtab_trainer.optim.muon_clip import STATE_VERSION
 from trimtab_trainer.optim.shared_results import Peers
@@ -42,10 +43,14 @@ class MuonClipOptimizer(Optimizer):
             return MuonClip(self._trained.items(), list(attention(model).values()), settings)
 
         self._build = build
-        self._muon_clip = build()
+        layers = attention(model)
+        try:
+            self._muon_clip = build()
+        except InvalidFields as error:
+            raise InvalidFields((*error.problems, *watch_problems(model, layers))) from error
+        self._watch = LogitWatch(model, layers)
         self._places = self._where()
         self._peers: Peers | None = None
-        self._watch = LogitWatch(model, attention(model))
         self.agreed_logits: Tensor | None = None
         """The largest logits [layers, heads] over all processes, for the next update; where there is but one, None."""
         self.telemetry: StepTelemetry | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
-from trimtab_trainer.fields import at_least, one_of, positive, raise_if_any, within
+from trimtab_trainer.fields import at_least, instances, one_of, positive, raise_if_any, within
 
 Optimizer = Literal["muon", "adamw"]
 CoefficientSet = Literal["quintic", "tuned_quintic", "polar_express", "deepseek_v4", "cubic"]
@@ -133,6 +133,12 @@ class MuonClipConfig:
 
     def __post_init__(self) -> None:
         threshold = self.qk_clip_threshold
+        raise_if_any(
+            (
+                *instances("groups", self.groups, ParameterGroup),
+                *instances("qk_clip_schedule", self.qk_clip_schedule, ThresholdPoint),
+            )
+        )
         updates = [point.update for point in self.qk_clip_schedule]
         raise_if_any(
             (

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from trimtab_trainer.fields import at_least, raise_if_any
 from trimtab_trainer.optim.attention_logits import largest_logits
 from trimtab_trainer.optim.multihead_logits import multihead_largest_logits
 
@@ -28,7 +29,9 @@ class LogitRecorder(TorchFunctionMode):
     """
 
     def __init__(self, layers: int) -> None:
+        """`layers` attend in each forward pass; raises InvalidFields unless that is one at least."""
         super().__init__()
+        raise_if_any((at_least("layers", layers, 1),))
         self._layers = layers
         self._maxima: list[Tensor] = []
         self._calls = 0

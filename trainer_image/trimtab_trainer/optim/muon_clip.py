@@ -256,8 +256,11 @@ def _unequal_heads(layer: AttentionHeads) -> Iterator[str]:
             yield f"heads of {sizes[0]} rows in {query.name} and of {sizes[1]} in {key.name} must be of equal size"
 
 
-def _logit_problems(max_logits: Tensor, layers: Sequence[AttentionHeads]) -> Iterator[str]:
+def _logit_problems(max_logits: object, layers: Sequence[AttentionHeads]) -> Iterator[str]:
     """Numbers of another shape would be broadcast, and scale heads that did nothing."""
+    if not isinstance(max_logits, Tensor):
+        yield f"max_logits: must be a tensor [layers, heads], not {type(max_logits).__name__}"
+        return
     if not layers:
         return
     heads = max(layer.heads for layer in layers) or max(max_logits.shape[-1:], default=0)

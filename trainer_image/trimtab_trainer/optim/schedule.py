@@ -85,7 +85,8 @@ class Schedule:
 
     def _undisturbed(self, step: int) -> float:
         if step <= self.warmup_steps:
-            return step / self.warmup_steps
+            # Schedulers of PyTorch ask for step 0 too, which is never trained.
+            return step / max(self.warmup_steps, 1)
         progress = min((step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)
         match self.shape:
             case "cosine":
