@@ -47,7 +47,8 @@ def test_two_runs_that_fail_at_once_hold_until_a_person_or_the_quiet_lets_them_g
     """The first failure is one run's own affair; with the second, and while it lasts, rollback and restart wait."""
     data = {"killed": prepare_data(), "damaged": prepare_data(damage=[DAMAGE])}
     namespace.apply(guard_policy(), *(training_job(name, data[name], steps=STEPS[name]) for name in JOBS))
-    namespace.wait_step("damaged", 1)
+    # Near enough to the damage to reach it soon after it goes on, and far enough to hold before.
+    namespace.wait_step("damaged", 120)
     _answer(namespace, "hold", "damaged", "until the other one has failed")
     namespace.wait_action("damaged", "Held")
     namespace.wait_step("killed", 20)

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from trimtab_trainer.fields import InvalidFields
-from trimtab_trainer.optim import LogitRecorder, MuonClip, MuonClipConfig, ParameterGroup, Schedule, separate_projections
+from trimtab_trainer.optim import (
+    LogitRecorder,
+    MuonClip,
+    MuonClipConfig,
+    ParameterGroup,
+    Schedule,
+    separate_projections,
+)
 from trimtab_trainer.optim.muon_clip import QueryKeyParameters
 
 HOT = MuonClipConfig(qk_clip_threshold=0.5)
