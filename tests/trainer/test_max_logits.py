@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-from trimtab_trainer.model import attention, max_logits
+from torch._higher_order_ops.flex_attention import math_attention
+from torch.nn.attention.flex_attention import AuxOutput, BlockMask
+from trimtab_trainer.model import attention, kernels, max_logits
 from trimtab_trainer.model.attention import AttentionResult, causal_attention, full_product_max_logit
 from trimtab_trainer.model.kernels import AttentionCase, Kernel, choose_kernel
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
@@ -152,6 +154,55 @@ def test_maxima_and_output_are_those_of_the_whole_matrix(
         monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
         monkeypatch.setattr(max_logits, "ROWS_TOGETHER", together)
         check_maxima(causal_attention, inputs, visibility, expected)
+
+
+def flex_by_definition(
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask, scale: float | None, **_: object
+) -> tuple[Tensor, AuxOutput]:
+    """What flex_attention returns, by PyTorch's own definition of it; its kernels with maxima are for CUDA alone."""
+    output, _log_sum_exp, largest = math_attention(
+        query,
+        key,
+        value,
+        lambda score, *_indices: score,
+        block_mask.as_tuple(),
+        1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        {},
+    )
+    return output, AuxOutput(max_scores=largest * math.log(2))
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("mask", MASKS)
+def test_flex_attention_is_asked_for_what_the_masks_say(
+    mask: str, key_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_compiled_flex", lambda: flex_by_definition)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: Kernel.FLEX)
+    inputs, visibility = Inputs.drawn(key_heads=key_heads), MASKS[mask]()
+    check_maxima(causal_attention, inputs, visibility)
+    result = causal_attention(
+        inputs.query, inputs.key, inputs.value, threshold=1e6, exact=False, visibility=visibility, scale=0.5
+    )
+    assert result.exact.all()
+    torch.testing.assert_close(
+        result.max_logit.double(), full_matrix(inputs, visibility)[1] * math.sqrt(DIMENSION) / 2, rtol=2e-6, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+def test_the_flash_kernel_of_cuda_is_asked_as_that_of_the_cpu_is(
+    key_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_cpu(*arguments: object, scale: float | None) -> tuple[Tensor, Tensor, None]:
+        *inputs, dropout, causal, debug = arguments
+        assert (dropout, causal, debug) == (0.0, True, False)
+        assert len({tensor.shape for tensor in inputs}) == 1
+        return (*kernels.cpu_flash(*inputs, scale=scale), None)
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention", on_cpu)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: Kernel.CUDA_FLASH)
+    check_maxima(causal_attention, Inputs.drawn(key_heads=key_heads), CAUSAL)
 
 
 @pytest.mark.usefixtures("kernel")
