@@ -33,12 +33,12 @@ class Diagnosis:
     restored: Measurement | None = None
 
 
-def held_windows(flagged: tuple[int, int], ledger: SkipLedger) -> Diagnose:
+def held_windows(flagged: tuple[int, int], doubtful: SkipLedger) -> Diagnose:
     """What is measured on the held state: the flagged windows, and the control windows a restored state gets too."""
     first, last = flagged
     return Diagnose(
         windows=(first, min(last, first + MEASURED_WINDOWS - 1)),
-        control=control_windows(first, ledger),
+        control=control_windows(first, doubtful),
     )
 
 

@@ -81,7 +81,7 @@ def restore_directive(
     if incident.flagged is not None:
         first, last = incident.flagged
         diagnose = Diagnose(
-            windows=(first, last + incident.latch.remediation.probe), control=control_windows(first, state.ledger)
+            windows=(first, last + incident.latch.remediation.probe), control=control_windows(first, state.doubtful)
         )
     return instruct(
         state,

@@ -13,7 +13,7 @@ from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.evidence import ProbeEvidence
 
 CONTROL_WINDOWS = 32
-"""The control is the last this many windows before the first flagged one that are in no skip range."""
+"""The control is the last this many windows before the first flagged one of which nothing bad is known."""
 MINIMUM_CONTROL = 8
 """With fewer control windows only a non-finite loss counts as bad."""
 HEALTHY_RUN = 8
@@ -45,12 +45,12 @@ class Extent:
     message: str
 
 
-def control_windows(first_flagged: int, ledger: SkipLedger) -> tuple[int, ...]:
-    """The control set for a flagged range, oldest first."""
+def control_windows(first_flagged: int, doubtful: SkipLedger) -> tuple[int, ...]:
+    """The control set for a flagged range, oldest first; `doubtful` are the windows that are no measure of others."""
     chosen: list[int] = []
     window = first_flagged - 1
     while window >= 0 and len(chosen) < CONTROL_WINDOWS:
-        if window not in ledger:
+        if window not in doubtful:
             chosen.append(window)
         window -= 1
     return tuple(reversed(chosen))

@@ -58,7 +58,8 @@ def incident_plans(incident: Incident) -> list[Status]:
 
 def incident_status(incident: Incident, state: RunState) -> Status:
     """How an incident stands and what is planned; once it is closed, what was done."""
-    skipped, plan = _skipped(incident), incident.carried_out if incident.outcome else incident.plan
+    over = bool(incident.outcome) or (incident.plan is not None and bool(incident.plan.rejected))
+    skipped, plan = _skipped(incident), incident.carried_out if over else incident.plan
     phases = [one for one in incident.phases if one.phase in _PHASES]
     return {
         "phase": IncidentPhase.CLOSED.value if incident.outcome else state.phase.value,
@@ -122,7 +123,7 @@ def _failed_plans(incident: Incident) -> list[Status]:
 
 
 def _why_failed(incident: Incident, plan: Plan) -> str:
-    why = plan.failed or plan.relapsed
+    why = plan.failed or plan.relapsed or plan.rejected
     left = not why and bool(incident.outcome) and plan.number > incident.restored_plan
     return "it was not carried out" if left else why
 
@@ -136,7 +137,7 @@ def _skip(incident: Incident) -> str | None:
     if skipped is not None:
         return f"{skipped.first}-{skipped.last}"
     plan = incident.plan
-    if plan is None or plan.bound is None or incident.extent_done or incident.outcome:
+    if plan is None or plan.bound is None or plan.rejected or incident.extent_done or incident.outcome:
         return None
     return f"{plan.bound[0]}-{plan.bound[1]} at most"
 

@@ -162,6 +162,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     relapsed: str = ""
     """Why a run that was brought back by it broke again, if it did."""
     approved_by: str = ""
+    rejected: str = ""
+    """Who rejected it and why, if somebody did."""
 
 
 def hashed(incident: str, plan: Plan) -> Plan:

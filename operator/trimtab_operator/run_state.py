@@ -389,6 +389,20 @@ class RunState:
         return SkipLedger.of((*(self.directive.skip if self.directive else ()), *asked))
 
     @property
+    def doubtful(self) -> SkipLedger:
+        """The windows that no damage is measured against: those of the ledger, and what an earlier incident flagged up
+        to its hold, where the run went on without any change."""
+        left = [one for one in self.closed if one.latch.flagged is not None and one.carried_out is None]
+        ledger = self.ledger
+        ranges = [
+            (first, last if one.held_step is None else max(last, ledger.window_of_step(max(one.held_step, 1))))
+            for one in left
+            if one.latch.flagged is not None
+            for first, last in (one.latch.flagged,)
+        ]
+        return SkipLedger.of((*ledger.ranges, *ranges))
+
+    @property
     def refused(self) -> Refusal | None:
         """Why the directive in force, or one that said the same, is not obeyed."""
         refusal, directive = self.refusal, self.directive

@@ -22,7 +22,7 @@ def rollback_bound(state: RunState) -> int:
     """The newest step a rollback of the open incident may restore.
 
     The first plan goes `margin` steps before the first bad one; each relapse multiplies the margin and goes behind
-    the target that did not help, and so does a rollback that a person asks for. Where no rule fired, it is the step at
+    the target that was restored and did not help, and so does a rollback that a person asks for. Where no rule fired, it is the step at
     which the run holds; and a checkpoint goes before the windows that a person wants skipped.
     """
     incident = state.incident
@@ -36,8 +36,9 @@ def rollback_bound(state: RunState) -> int:
         bound = incident.held_step if incident.held_step is not None else incident.latch.fired_step
     if incident.wishes.skip is not None:
         bound = min(bound, state.ledger.steps_before(incident.wishes.skip[0]))
-    if (incident.relapses or incident.asked) and incident.target is not None:
-        bound = min(bound, incident.target.step - 1)
+    tried = incident.carried_out
+    if (incident.relapses or incident.asked) and tried is not None:
+        bound = min(bound, tried.target.step - 1)
     return bound
 
 

@@ -89,10 +89,16 @@ def test_when_even_the_start_is_quarantined_there_is_no_target() -> None:
 
 def test_a_relapse_goes_further_back_and_behind_the_last_target() -> None:
     for relapses, bound in ((1, 161), (2, 141), (3, 101)):
-        state = run_state(incident=incident(relapses=relapses, targets=(reference(170),)), checkpoints=LADDER)
-        assert rollback_bound(state) == bound
-    near = incident(relapses=1, targets=(reference(150),), latch=latch(first_bad_step=300))
+        relapsed = incident(relapses=relapses, targets=(reference(170),)).put_in_place()
+        assert rollback_bound(run_state(incident=relapsed, checkpoints=LADDER)) == bound
+    near = incident(relapses=1, targets=(reference(150),), latch=latch(first_bad_step=300)).put_in_place()
     assert rollback_bound(run_state(incident=near, checkpoints=LADDER)) == 149
+
+
+def test_a_target_that_was_chosen_and_never_restored_may_be_chosen_again() -> None:
+    asked = incident(asked=True, targets=(reference(170),))
+    assert chosen(run_state(incident=asked, checkpoints=LADDER)) == 170
+    assert chosen(run_state(incident=asked.put_in_place(), checkpoints=LADDER)) == 160
 
 
 def test_after_a_relapse_a_certified_one_is_preferred() -> None:

@@ -12,6 +12,7 @@ from trimtab_operator.incident_view import incident_status
 from trimtab_operator.incidents import Incident, SkipRange
 
 WAITING = replace(DAMAGED, approval=50)
+REJECTED = "plan 1 is not carried out: ada rejects it (seen and understood)"
 TAKEN, WIDER = SkipRange(first=23, last=31, bad=6), SkipRange(first=23, last=60, bad=30)
 
 
@@ -37,7 +38,24 @@ def test_a_rejected_plan_restored_and_skipped_nothing() -> None:
     status = shown(run)
     assert status["outcome"] == "Stopped"
     assert (status["target"], status["skip"], status["skipped"]) == (None, None, None)
-    assert status["failedPlans"] == [{"number": 1, "reason": "it was not carried out"}]
+    assert status["failedPlans"] == [{"number": 1, "reason": REJECTED}]
+
+
+def test_a_plan_that_is_rejected_is_shown_as_such_at_once_and_its_target_may_be_chosen_again() -> None:
+    rejected = {60: lambda run: run.ask("Reject")}
+    run = play(WAITING, on_tick=at(rejected), at_least=70, ticks=70)
+    assert run.state.incident is not None
+    status = incident_status(run.state.incident, run.state)
+    assert (status["target"], status["skip"]) == (None, None)
+    assert status["failedPlans"] == [{"number": 1, "reason": REJECTED}]
+    run = play(
+        WAITING,
+        on_tick=at({**rejected, 75: lambda run: run.ask("Rollback"), 85: lambda run: run.ask("Approve")}),
+        at_least=120,
+    )
+    (closed,) = run.state.closed
+    # It was never tried, so it is as good as it was.
+    assert [plan.target.step for plan in closed.plans] == [20, 20]
 
 
 def test_a_run_stopped_while_its_plan_waits_restored_nothing() -> None:

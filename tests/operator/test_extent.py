@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterable, Mapping
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_states import incident, latch, reference, run_state
 from trimtab_contract.data_position import SkipLedger
 from trimtab_contract.evidence import ProbeEvidence
 from trimtab_operator.extent import HEALTHY_RUN, Extent, ExtentOutcome, control_windows, find_extent
@@ -154,3 +156,13 @@ def test_a_state_that_is_worse_than_an_earlier_one_is_bad() -> None:
     found = extent(probe(control=FALLING), level=2.0)
     assert found.outcome is ExtentOutcome.CONTROL_BAD
     assert "against a limit of 4.0000" in found.message
+
+
+def test_what_an_earlier_incident_flagged_and_a_person_let_stand_is_no_control() -> None:
+    """A pause let go in the midst of the damage: what it flagged would lift the limit above the rest of it."""
+    let_go = incident(latch=latch(first_bad_step=101, flagged=(100, 101)), held_step=104)
+    let_go = msgspec.structs.replace(let_go, outcome="Resumed")
+    state = run_state(closed=(let_go,))
+    assert list(control_windows(104, state.doubtful)) == list(range(68, 100))
+    mended = msgspec.structs.replace(let_go, plans=incident(targets=(reference(90),)).plans).put_in_place()
+    assert list(control_windows(104, run_state(closed=(mended,)).doubtful)) == list(range(72, 104))

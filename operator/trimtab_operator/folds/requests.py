@@ -44,7 +44,7 @@ def run_requested(state: RunState, record: JournalRecord) -> RunState:
     if request.action is RequestAction.APPROVE:
         return _approved(state, request.by)
     if request.action is RequestAction.REJECT:
-        return replace(state, question=request.message)
+        return _rejected(replace(state, question=request.message), request.message)
     if request.action is RequestAction.RESUME:
         resumption = msgspec.convert(after["resumption"], type=Resumption)
         state = replace(state, resumptions=(*state.resumptions, resumption), question="")
@@ -86,6 +86,14 @@ def _approved(state: RunState, by: str) -> RunState:
     )
     incident = msgspec.structs.replace(incident, plans=(*incident.plans[:-1], plan))
     return replace(state, incident=incident, rollbacks_asked=state.rollbacks_asked + (0 if goes_on else 1))
+
+
+def _rejected(state: RunState, why: str) -> RunState:
+    incident = state.incident
+    if incident is None or incident.plan is None:
+        return state
+    plan = msgspec.structs.replace(incident.plan, rejected=why)
+    return replace(state, incident=msgspec.structs.replace(incident, plans=(*incident.plans[:-1], plan)))
 
 
 def skip_refused(state: RunState, refusal: Refusal) -> RunState:

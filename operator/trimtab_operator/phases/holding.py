@@ -88,7 +88,7 @@ def diagnosing(state: RunState, observation: Observation) -> Command | None:
         return _found(state, observation, incident, missing=missing)
     if directive.diagnose is not None:
         return None
-    windows = diagnosis.held_windows(flagged, state.ledger)
+    windows = diagnosis.held_windows(flagged, state.doubtful)
     ask = drafts.instruct(state, observation, Action.HOLD, incident=incident.name, diagnose=windows)
     first, last = windows.windows
     message = f"measure windows {first} to {last} and {len(windows.control)} control windows on the held state"
