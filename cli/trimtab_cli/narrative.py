@@ -58,20 +58,27 @@ def _directive_words(directive: Mapping[str, Any]) -> str:
 
 def incident_story(records: Iterable[JournalRecord], incident: Incident) -> tuple[str, ...]:
     """An incident from the rule that fired to its outcome, one sentence each."""
-    lines = list(_beginning(incident.latch))
-    for record in records:
-        if record.incident == incident.name and record.phase is not Phase.RESULT:
-            lines += _told(record)
+    lines: list[str] = []
+    own = [one for one in records if one.incident == incident.name and one.phase is not Phase.RESULT]
+    if not any("latch" in (record.after or {}) for record in own):
+        lines += _beginning(incident.latch)
+    for record in own:
+        # Each firing as it was then: a relapse is latched anew, and the incident itself knows the last one only.
+        if "latch" in (record.after or {}):
+            latch = msgspec.convert((record.after or {})["latch"], type=Latch)
+            lines += _beginning(latch, relapsed=record.action == JournalAction.RELAPSED)
+        lines += _told(record)
     return (*lines, *_what_was_done(incident))
 
 
-def _beginning(latch: Latch) -> Iterator[str]:
+def _beginning(latch: Latch, *, relapsed: bool = False) -> Iterator[str]:
     if latch.asked is not None:
         yield f"No rule fired: {latch.message} at step {latch.fired_step}."
     if latch.policy is not None and latch.flagged is not None:
         first, last = latch.flagged
         policy = f"{latch.policy.name} generation {latch.policy.generation}"
-        yield f"Rule {latch.rule} of policy {policy} fired at step {latch.fired_step}: {latch.message}."
+        rule = f"The run relapsed: rule {latch.rule}" if relapsed else f"Rule {latch.rule}"
+        yield f"{rule} of policy {policy} fired at step {latch.fired_step}: {latch.message}."
         yield f"The first bad step was {latch.first_bad_step}; windows {first} to {last} were flagged."
 
 
@@ -99,12 +106,13 @@ def _told(record: JournalRecord) -> list[str]:
         case (
             JournalAction.RESTORED
             | JournalAction.RESTORE_FAILED
-            | JournalAction.RELAPSED
             | JournalAction.PROBATION_EXTENDED
             | JournalAction.NEEDS_HUMAN
-            | JournalAction.RUN_REQUESTED
         ):
             return [_sentence(words(record))]
+        case JournalAction.RUN_REQUESTED:
+            # It begins with a person's name, which is written as it is.
+            return [f"{words(record)}."]
         case JournalAction.EXTENT_FOUND:
             skip: Mapping[str, Any] = (record.after or {}).get("skip") or {}
             measured = (

@@ -146,6 +146,23 @@ def test_the_story_of_a_plan_that_nobody_let_happen_says_that_nothing_was_done()
     assert story[-1] == done
 
 
+def test_the_story_of_a_relapse_begins_with_what_began_and_tells_of_each_firing() -> None:
+    """The incident itself knows its last firing only."""
+    again = {75: lambda run: run.ask("Rollback", wishes=Wishes(unchanged=True)), 85: lambda run: run.ask("Approve")}
+    rejected = {60: lambda run: run.ask("Reject")}
+    run = play(replace(DAMAGED, approval=50), on_tick=at(rejected | again), at_least=120)
+    opened = next(one for one in run.announced if one.action == "IncidentOpened")
+    relapsed = [one for one in run.announced if one.action == "Relapsed"]
+    (incident,) = run.state.closed or (run.state.incident,)
+    assert incident is not None
+    story = incident_story(run.announced, incident)
+    assert story[0].startswith("Rule loss-spike of policy guard generation 1 fired at step ")
+    assert f"fired at step {(opened.after or {})['latch']['fired_step']}:" in story[0]
+    told = [line for line in story if line.startswith("The run relapsed: rule loss-spike of policy guard")]
+    assert len(told) == len(relapsed) == 1
+    assert f"fired at step {(relapsed[0].after or {})['latch']['fired_step']}:" in told[0]
+
+
 def test_the_story_tells_what_was_measured_what_changed_and_what_kept_a_green_run_from_passing() -> None:
     before = Vitals(
         records=20,
@@ -216,4 +233,4 @@ def test_the_story_of_a_plan_that_was_approved_names_its_hash_and_who_approved_i
     story = "\n".join(incident_story(run.announced, incident))
     assert "Plan 1 waits for approval until 2026-01-01T00:00:" in story
     assert f"skip nothing outside windows 23 to 44; its hash is {incident.plans[0].hash}" in story
-    assert "Ada asks for Approve (seen and understood), which is accepted: plan 1 is carried out." in story
+    assert "ada asks for Approve (seen and understood), which is accepted: plan 1 is carried out." in story
