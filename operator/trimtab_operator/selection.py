@@ -22,8 +22,8 @@ def rollback_bound(state: RunState) -> int:
     """The newest step a rollback of the open incident may restore.
 
     The first plan goes `margin` steps before the first bad one; each relapse multiplies the margin and goes behind
-    the target that was restored and did not help, and so does a rollback that a person asks for. Where no rule fired, it is the step at
-    which the run holds; and a checkpoint goes before the windows that a person wants skipped.
+    the target that was restored and did not help, and so does a rollback that a person asks for. Where no rule fired,
+    it is the step at which the run holds; and a checkpoint goes before the windows that a person wants skipped.
     """
     incident = state.incident
     if incident is None:
