@@ -84,3 +84,8 @@ class Output:
     def messages(self) -> Console:
         """Standard error, for a display of its own."""
         return self._messages
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """`count` of something in words: 1 policy, 2 policies."""
+    return f"{count} {one if count == 1 else several or f'{one}s'}"

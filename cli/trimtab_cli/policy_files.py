@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS
 from trimtab_operator.resources import API_VERSION
 from trimtab_policies.errors import FieldError, InvalidPolicy
 from trimtab_policies.policy import AcceptedPolicy, nearest_name, parse_policy
@@ -31,6 +32,20 @@ def read_policies(file: str, text: str | PolicyFinding) -> tuple[tuple[AcceptedP
     """The policies of a file, in order, and every error in it; a policy with an error is left out."""
     _, policies, findings = _read(file, text)
     return policies, findings
+
+
+def doubtful_metrics(file: str, text: str | PolicyFinding) -> tuple[str, ...]:
+    """A sentence for each metric that nothing here publishes and whose name is much like one that is published.
+
+    That is no error: a loop of one's own may publish any name.
+    """
+    rules = [(policy, rule) for policy in read_policies(file, text)[0] for rule in policy.spec.rules]
+    named = [(policy, rule.name, rule.metric) for policy, rule in rules if rule.metric]
+    return tuple(
+        f"{file}: policy {policy.name}, rule {rule}: the reference trainer publishes no {metric}; did you mean {near}?"
+        for policy, rule, metric in named
+        if metric not in KNOWN_SCALARS and metric not in KNOWN_VECTORS and (near := nearest_name(metric))
+    )
 
 
 def _read(file: str, text: str | PolicyFinding) -> tuple[int, tuple[AcceptedPolicy, ...], tuple[PolicyFinding, ...]]:

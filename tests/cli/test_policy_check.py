@@ -119,3 +119,15 @@ def test_a_path_beyond_the_node_stops_at_the_nearest_parent() -> None:
     node = yaml.compose("a:\n  b: 1\n", Loader=yaml.SafeLoader)
     assert node is not None
     assert [line_of(node, path) for path in ("a", "a.b", "a.c", "a.b.x", "a[3]")] == [1, 2, 1, 2, 1]
+
+
+def test_a_metric_that_nothing_publishes_is_doubted_with_the_nearest_name_and_is_no_error(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text()
+    file = tmp_path / "p.yaml"
+    file.write_text(text.replace("metric: loss\n", "metric: los\n", 1))
+    done = CliRunner().invoke(app, ["policy", "check", str(file)])
+    assert done.exit_code == 0
+    assert ": the reference trainer publishes no los; did you mean loss?\n" in done.output
+    assert done.output.endswith("1 policy in 1 file: valid\n")
+    file.write_text(text.replace("metric: loss\n", "metric: zz_of_mine\n", 1))
+    assert CliRunner().invoke(app, ["policy", "check", str(file)]).output == "1 policy in 1 file: valid\n"
