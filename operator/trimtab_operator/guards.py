@@ -143,7 +143,8 @@ async def _read(
         policy = _accept(kind, await cluster.guard_policy(kind, namespace, name))
     except NotFound:
         place = f" in namespace {namespace}" if kind is Kind.GUARD_POLICY else ""
-        return GuardProblem(Reason.POLICY_MISSING, f"{kind} {name} does not exist{place}: create it")
+        missing = f"spec.guard.policies: {kind} {name} does not exist{place}: create it, or correct the name"
+        return GuardProblem(Reason.POLICY_MISSING, missing)
     except InvalidPolicy as error:
         return GuardProblem(Reason.POLICY_INVALID, f"{kind} {name}: {error}")
     unmet = unsatisfiable(policy.spec, spec.trainer.config)

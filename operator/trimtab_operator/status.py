@@ -178,13 +178,15 @@ def _message(job: TrainingJobView, state: RunState, seen: Situation) -> str:
         return _stopped_by(state)
     if state.phase is RunPhase.AWAITING_APPROVAL and state.incident is not None:
         return f"{incident_message(state.incident, state)} with `trimtab job approve {job.name}` or `reject`"
-    if shown_phase(state) is RunPhase.PENDING and (job.spec.suspend or seen.blockers):
-        suspended = (SUSPENDED,) if job.spec.suspend else ()
+    suspended = (SUSPENDED,) if job.spec.suspend else ()
+    if shown_phase(state) is RunPhase.PENDING and (suspended or seen.blockers):
         return "; ".join((*suspended, *(blocker.message for blocker in seen.blockers)))
+    if state.automation is not None and not state.ended:
+        return state.automation.message
     if state.incident is not None:
         paused = state.phase is RunPhase.HOLDING and state.incident.paused and state.incident.held_step is not None
-        question = f"; the run is paused: {how_to_answer(job.name)}" if paused else ""
-        return f"{state.incident.latch.message}{question}"
+        question = (f"the run is paused: {how_to_answer(job.name)}",) if paused else ()
+        return "; ".join((*suspended, state.incident.latch.message, *question))
     return world_waits(state, seen.pods, seen.heard) or seen.pods.trouble
 
 

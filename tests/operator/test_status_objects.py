@@ -10,16 +10,17 @@ import pytest
 from judged_runs import record
 from operator_objects import training_job
 from played_trainer import Scenario
-from run_states import POLICY, attempts, checkpoint, incident, reference, run_state
+from run_states import POLICY, attempts, checkpoint, incident, latch, reference, run_state
 from scripted_operator import play
 from trimtab_operator.guards import GuardProblem
 from trimtab_operator.incident_view import incident_object, incident_status
 from trimtab_operator.incidents import Finding, Measurement, Plan, SkipRange
 from trimtab_operator.journal_fold import fold
-from trimtab_operator.observation import Blocker, Pods, PodsState
+from trimtab_operator.observation import Blocker, Pods, PodsState, Request
 from trimtab_operator.reasons import Reason
+from trimtab_operator.requests.legal import refusal
 from trimtab_operator.resources.guard_incident import GuardIncidentStatus, IncidentPhase
-from trimtab_operator.run_state import AcceptedGuard, RunPhase, RunState, World
+from trimtab_operator.run_state import AcceptedGuard, AutomationHold, RequestAction, RunPhase, RunState, World
 from trimtab_operator.status import Situation, job_status, newly_wrong
 from trimtab_operator.workload import TrainingJobView
 
@@ -135,6 +136,24 @@ def test_a_human_is_told_why_he_is_asked() -> None:
     how = "say how it goes on with `trimtab job resume demo`, `rollback` or `stop`"
     assert status["message"] == f"3 rollbacks are spent; {how}"
     assert condition(shown(run_state()), "NeedsHuman") is None
+
+
+def test_a_run_that_waits_for_the_breaker_says_so_and_how_it_goes_on() -> None:
+    hold = AutomationHold(id="breaker-9", message="3 runs failed; `trimtab job resume` lets a run go on", since=9.0)
+    for state in (
+        run_state(phase=RunPhase.SELECTING, incident=incident(), automation=hold),
+        run_state(phase=RunPhase.PENDING, world=None, automation=hold),
+    ):
+        assert shown(state)["message"] == hold.message
+        rollback = Request(action=RequestAction.ROLLBACK, uid="u", name="n", by="ada", reason="why")
+        assert refusal(state, rollback).endswith("; what is legal there: Resume, Skip and Stop")
+
+
+def test_a_paused_run_that_is_suspended_says_both() -> None:
+    state = run_state(phase=RunPhase.HOLDING, incident=incident(latch=latch(action="Pause"), held_step=183), world=None)
+    how = "the run is paused: say how it goes on with `trimtab job resume demo`, `rollback` or `stop`"
+    assert shown(state, job=view(suspend=True))["message"] == f"suspended: spec.suspend is true; loss 9 > 4; {how}"
+    assert shown(state)["message"] == f"loss 9 > 4; {how}"
 
 
 def test_failed_and_completed_runs_say_so() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -161,7 +163,10 @@ def _tell(output: Output, answer: dict[str, Any], path: Path) -> None:
     output.line(
         f"It took {answer['seconds']:.0f} s; the summary is in {path}. The sandbox stays up. Look around:", "bold"
     )
+    beside = Path(sys.argv[0]).absolute().parent
+    setup = () if shutil.which("trimtab") else (f'export PATH="{beside}:$PATH"',)
     for hint in (
+        *setup,
         'eval "$(trimtab sandbox env)"',
         "kubectl get tj,gp,gi",
         f"kubectl describe tj {JOB}",

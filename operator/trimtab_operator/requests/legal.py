@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from trimtab_operator.automation import may_be_let_go
 from trimtab_operator.observation import Request
 from trimtab_operator.run_state import RequestAction, RunPhase, RunState
 
@@ -44,6 +45,9 @@ def refusal(state: RunState, request: Request, why: str = "") -> str:
     if why_nobody_is_asked(state):
         closed |= {_A.RESUME, _A.ROLLBACK}
     open_ones = [action.value for action in LEGAL[state.phase] if action not in closed]
+    if may_be_let_go(state) and _A.RESUME.value not in open_ones:
+        # The run waits for the breaker, and a person may let it go on.
+        open_ones.insert(0, _A.RESUME.value)
     words = " and ".join(filter(None, (", ".join(open_ones[:-1]), *open_ones[-1:]))) or "nothing"
     place = f"{request.action} is refused in phase {state.phase}"
     return f"{place}{': ' if why else ''}{why}; what is legal there: {words}"
