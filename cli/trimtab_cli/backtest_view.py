@@ -60,6 +60,9 @@ def report_notes(report: LogReport) -> Iterator[str]:
     blind = [f"{rule.rule} ({_blindness(rule, report)})" for rule in report.rules if rule.is_blind]
     if blind:
         yield f"rules that had nothing to judge, whose silence says nothing: {', '.join(blind)}"
+    partly = [f"{rule.rule} ({_unjudged(rule, report)})" for rule in report.rules if _is_partly_blind(rule)]
+    if partly:
+        yield f"rules that could not judge some records, about which their silence says nothing: {', '.join(partly)}"
     if report.events_left_out:
         yield f"{report.events_left_out} further events and incidents are counted but not kept"
 
@@ -198,6 +201,15 @@ def _blindness(rule: RuleTally, report: LogReport) -> str:
         return "the log's records have no time" if not report.timed else "none of its parts had"
     near = f"; the nearest name is {rule.nearest}" if rule.nearest else ""
     return f"no {rule.metric} in the log{near}"
+
+
+def _is_partly_blind(rule: RuleTally) -> bool:
+    return not rule.is_blind and rule.states[State.ERROR] > 0
+
+
+def _unjudged(rule: RuleTally, report: LogReport) -> str:
+    what = f"{rule.metric} is a vector there and is not reduced, or the reverse" if rule.metric else "one of its parts"
+    return f"{rule.states[State.ERROR]} of {report.records}: {what}"
 
 
 def _words(name: str) -> str:

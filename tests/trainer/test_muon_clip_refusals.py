@@ -162,3 +162,37 @@ def test_logits_must_be_a_tensor_and_layers_must_attend() -> None:
     logits: Any = rows
     assert problems_of(lambda: optimizer.step(logits)) == ("max_logits: must be a tensor [layers, heads], not list",)
     assert problems_of(lambda: LogitRecorder(0)) == ("layers: 0 must be at least 1",)
+
+
+def test_parameters_of_one_name_and_one_parameter_of_two_names_are_refused() -> None:
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    twice = [*first.named_parameters(), *second.named_parameters(), ("again", first.weight)]
+    assert problems_of(lambda: MuonClip(twice, [], MuonClipConfig())) == (
+        "weight: 2 parameters have this name; give each one of its own",
+        "again: is the same parameter as weight; name it once",
+    )
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_elements_that_were_moved_behind_the_optimizers_back_are_not_left_untrained(masters: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(torch.bfloat16 if masters else torch.float32)
+    optimizer = MuonClip(model.named_parameters(), [], MuonClipConfig(master_weights=masters))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+        parameter.grad = torch.ones_like(parameter)
+    before = copy.deepcopy(model.state_dict())
+
+    def step() -> None:
+        optimizer.step(torch.zeros(0, 0))
+
+    if masters:
+        # What is updated is the float32 copy, which is written into the parameters wherever they are.
+        step()
+        assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        return
+    (problem,) = problems_of(step)
+    assert problem.startswith(
+        "0.weight and 3 more: the elements lie elsewhere than when the optimizer was built; build it"
+    )
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    assert optimizer.count == 0

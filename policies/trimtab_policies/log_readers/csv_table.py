@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from trimtab_policies.log_readers.naming import STEP_COLUMNS, plain_name
@@ -43,16 +43,19 @@ def table_rows(stream: io.BufferedReader) -> Iterator[Found]:
     table = _Lines(stream)
     reader = csv.reader(table, delimiter=separator)
     while True:
+        table.taken = []
         try:
             found = next(reader, None)
         except csv.Error as error:
-            yield Unreadable(table.line, f"is no CSV: {error}")
+            yield from _apart(table.taken, names, separator, str(error))
             reader = csv.reader(table, delimiter=separator)
             continue
         yield from table.problems()
         if found is None:
             return
-        if not any(found):
+        if names and _swallows_rows(table.taken, len(names), separator):
+            yield from _apart(table.taken, names, separator)
+        elif not any(found):
             yield Other(table.line)
         elif not names:
             first = table.last.strip()
@@ -63,12 +66,27 @@ def table_rows(stream: io.BufferedReader) -> Iterator[Found]:
                 yield Unreadable(table.line, "is no header: the first line must name every column, each differently")
                 return
             yield Other(table.line)
-        elif len(found) != len(names):
-            yield Unreadable(table.line, f"has {len(found)} cells, the header has {len(names)}")
-        elif tuple(found) == names:
-            yield Other(table.line)
         else:
-            yield Row(line=table.line, values=dict(zip(names, found, strict=True)))
+            yield _row(table.line, found, names)
+
+
+def _swallows_rows(taken: Sequence[tuple[int, str]], width: int, separator: str) -> bool:
+    """Whether a quote that is left open has made one row of lines that are rows themselves."""
+    behind = [text for _, text in taken[1:]]
+    return len(behind) > 0 and 2 * sum(len(text.split(separator)) == width for text in behind) > len(behind)
+
+
+def _apart(taken: Sequence[tuple[int, str]], names: tuple[str, ...], separator: str, why: str = "") -> Iterator[Found]:
+    """The lines that a quote left open has joined, each by itself; one alone is no CSV, and `why`."""
+    yield Unreadable(taken[0][0], "has a quote that is not closed in it" if taken[1:] else f"is no CSV: {why}")
+    for line, text in taken[1:]:
+        yield _row(line, cells(text, separator), names)
+
+
+def _row(line: int, found: Sequence[str], names: tuple[str, ...]) -> Found:
+    if len(found) != len(names):
+        return Unreadable(line, f"has {len(found)} cells, the header has {len(names)}")
+    return Other(line) if tuple(found) == names else Row(line=line, values=dict(zip(names, found, strict=True)))
 
 
 class _Lines:
@@ -79,6 +97,8 @@ class _Lines:
         self._problems: list[Unreadable] = []
         self.line = 0
         self.last = ""
+        self.taken: list[tuple[int, str]] = []
+        """What the parser has taken for the row it is at."""
 
     def __iter__(self) -> "_Lines":
         return self
@@ -90,6 +110,7 @@ class _Lines:
                 continue
             self.line, content = found
             self.last = content.decode(errors="replace").replace("\x00", "\ufffd")
+            self.taken.append((self.line, self.last))
             return f"{self.last}\n"
         raise StopIteration
 

@@ -6,6 +6,12 @@ from datetime import UTC, datetime
 from trimtab_policies.log_readers.points import MOST_STEP
 
 _ABSENT = frozenset({"", "none", "null", "n/a", "-", "--"})
+_OF_WINDOWS = {
+    **dict.fromkeys(("1.#qnan", "-1.#qnan", "1.#snan", "1.#ind", "-1.#ind"), math.nan),
+    "1.#inf": math.inf,
+    "-1.#inf": -math.inf,
+}
+"""How C on Windows writes what is not finite."""
 _EARLIEST_TIME = 1e8
 _EARLIEST_MILLISECONDS = 1e11
 
@@ -30,6 +36,8 @@ def number(value: object) -> float | None:
         return None
     if "_" in text:
         raise NotANumber(f"{shown(value)} is not a number")
+    if text.lower() in _OF_WINDOWS:
+        return _OF_WINDOWS[text.lower()]
     try:
         return float(text)
     except ValueError:

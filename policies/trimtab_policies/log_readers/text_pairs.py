@@ -7,9 +7,13 @@ commas or wide gaps: in a sentence they are prose. Every repetition is bounded, 
 import re
 from collections.abc import Iterator
 
-_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+_NUMBER = (
+    r"[-+]?(?:1\.#(?:[QS]NAN|IND|INF)\d{0,9}|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?"
+    r"|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+)
+"""`1.#QNAN`, `1.#IND` and `1.#INF` are how C on Windows writes what is not finite."""
 _UNIT = r"(?:ms|us|µs|ns|s|sec|m|min|h|%|[kKMGT]i?B)?"
-_END = r"(?![\w%/:-]|\.\w)"
+_END = r"(?![\w%/:#-]|\.\w|,\d)"
 _WORD = r"[A-Za-z_][^\s:=|,;'\"{}()\[\]]{0,62}(?:\([^\s()]{0,30}\))?"
 _QUOTE = r"['\"]?"
 _VALUE = rf"(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_END}"
@@ -35,4 +39,10 @@ def pairs(text: str) -> Iterator[tuple[str, str, str]]:
         if not found and _BARE_ONLY.fullmatch(part.strip()):
             found = list(_BARE.finditer(part))
         for match in found:
-            yield match["name"], match["value"].replace(",", ""), match["unit"]
+            yield match["name"], _plain(match["value"]), match["unit"]
+
+
+def _plain(value: str) -> str:
+    if "#" not in value:
+        return value.replace(",", "")
+    return f"{'-' * value.startswith('-')}inf" if "INF" in value.upper() else "nan"

@@ -154,3 +154,42 @@ def test_every_reader_has_a_name_of_its_own_and_can_be_asked_for() -> None:
     assert all(reader_named(reader.name) is reader for reader in READERS)
     with pytest.raises(UnknownLogFormat, match="no log format 'excel'"):
         reader_named("excel")
+
+
+@pytest.mark.parametrize("closing", ['150,2.0"\n', ""])
+@pytest.mark.parametrize("rows", [200, 60_000])
+def test_a_quote_that_is_left_open_takes_no_other_row_along(rows: int, closing: str) -> None:
+    lines = [f"{step},{2.0 + step / 1e6}\n" for step in range(1, rows)]
+    lines[99] = '100,"2.0\n'
+    if closing:
+        lines[149] = closing
+    points, summary = read("csv", ("step,loss\n" + "".join(lines)).encode())
+    damaged = {100} | ({150} if closing else set[int]())
+    found = {point.step for point in points if "loss" in point.scalars}
+    assert found == set(range(1, rows)) - damaged
+    assert summary.unreadable == len(damaged)
+    assert summary.reasons[0].line == 101
+    assert "quote" in summary.reasons[0].reason
+
+
+def test_a_text_of_several_lines_in_quotes_is_one_cell() -> None:
+    body = b'step,note,loss\n1,"first, and\nthen, much, more",2.5\n2,plain,2.4\n'
+    points, summary = read("csv", body)
+    assert [(point.step, point.scalars["loss"]) for point in points] == [(1, 2.5), (2, 2.4)]
+    assert summary.unreadable == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1.#QNAN", math.nan), ("-1.#IND", math.nan), ("1.#INF", math.inf), ("-1.#INF000", -math.inf), ("1,5", None)],
+)
+def test_what_is_not_finite_is_read_as_windows_writes_it(text: str, value: float | None) -> None:
+    points, _ = read("text", f"step: 1, loss: 2.0\nstep: 2, loss: {text}\nstep: 3,loss: 2.5,lr: 0.1\n".encode())
+    found = [point.scalars.get("loss") for point in points]
+    assert found[0] == 2.0
+    assert found[-1] == 2.5
+    assert found[1:-1] == ([] if value is None else [pytest.approx(value, nan_ok=True)]) or found[1] is None
+    if "000" not in text and value is not None:
+        points, summary = read("csv", f"step,loss\n1,{text}\n".encode())
+        assert points[0].scalars["loss"] == pytest.approx(value, nan_ok=True)
+        assert summary.unreadable == 0

@@ -30,7 +30,7 @@ from trimtab_trainer.model.max_logits import Logits
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
 
 GATE_MARGIN: Final = 1e-4
-"""A bfloat16 log-sum-exp can lie just below the true maximum, so the gate opens a little early."""
+"""A log-sum-exp in few bits can lie just below the true maximum: by this share of it, or so much below 1."""
 
 FULL_PRODUCT_FRACTION: Final = 0.1
 """Above this share of a head's rows, one product for all rows is cheaper than gathering the rows."""
@@ -193,9 +193,10 @@ def gated_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float) -> tu
         # Kernels return 0 for a row that sees nothing.
         visible = logits.visibility.counts(log_sum_exp.shape[-1], log_sum_exp.device)
         log_sum_exp = log_sum_exp.masked_fill((visible == 0)[:, None], -math.inf)
-    bound = log_sum_exp.amax((0, 2))
+    largest = log_sum_exp.amax((0, 2))
     # A non-finite bound stays as it is: the caller's finite gate must see it.
-    is_open = (bound > threshold * (1 - GATE_MARGIN)) & bound.isfinite()
+    bound = torch.where(largest.isfinite(), largest + GATE_MARGIN * largest.abs().clamp(min=1), largest)
+    is_open = (bound > threshold) & bound.isfinite()
     heads = is_open.nonzero().squeeze(-1)
     if not len(heads):
         return bound, is_open

@@ -1,6 +1,7 @@
 """MuonClip: Muon for hidden matrices, AdamW for the rest, QK-Clip after both (arXiv 2507.20534)."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -62,7 +63,9 @@ class MuonClip:
         config: MuonClipConfig,
     ) -> None:
         self.config = config
-        parameters = dict(named_parameters)
+        named = tuple(named_parameters)
+        raise_if_any(_name_problems(named))
+        parameters = dict(named)
         layers = [layer if isinstance(layer, AttentionHeads) else _multi_head(*layer) for layer in attention]
         raise_if_any(
             (
@@ -81,6 +84,7 @@ class MuonClip:
         masters = {parameters[name]: master for name, master in self._masters.items()}
         self._layers = [_on_masters(layer, masters) for layer in layers]
         self._weights = [_weight(route, self._masters) for route in self.routes]
+        self._places = self._where()
         self._muon = Muon(self._weights_of("muon"), config)
         self._muon_elements = sum(weight.value.numel() for weight in self._weights_of("muon"))
         self._adamw = AdamW(self._weights_of("adamw"), config)
@@ -129,9 +133,11 @@ class MuonClip:
         micro-batches and replicas; for a model without attention it is empty.
 
         Raises:
-            InvalidFields: there is not one largest logit for each head; nothing was changed.
+            InvalidFields: there is not one largest logit for each head, or a parameter's elements lie elsewhere than
+                when this was built; nothing was changed.
             NonFiniteLogitsError: a largest logit is not finite; nothing was changed.
         """
+        raise_if_any(self._moved())
         if not self.config.qk_clip_off:
             raise_if_any(_logit_problems(max_logits, self._layers))
         require_finite(max_logits)
@@ -178,6 +184,18 @@ class MuonClip:
         }
         return tensors | {"master_weights": self._masters} if self._masters else tensors
 
+    def _where(self) -> tuple[int, ...]:
+        """Where the elements lie that are updated in place; a copy in float32 is this optimizer's own."""
+        return tuple(0 if weight.master is not None else weight.parameter.data_ptr() for weight in self._weights)
+
+    def _moved(self) -> tuple[str, ...]:
+        """Muon would go on with the elements that the parameters had."""
+        places = zip(self._weights, self._places, self._where(), strict=True)
+        moved = [weight.name for weight, before, now in places if before != now]
+        more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+        told = f"{moved[0]}{more}: the elements lie elsewhere than when the optimizer was built" if moved else ""
+        return (f"{told}; build it behind what moves them (.to, .half, p.data = …), or anew",) if moved else ()
+
     def _weights_of(self, optimizer: Optimizer) -> list[Weight]:
         return [
             weight for route, weight in zip(self.routes, self._weights, strict=True) if route.optimizer == optimizer
@@ -198,6 +216,18 @@ def _multi_head(query: Sequence[Tensor], key: Sequence[Tensor]) -> AttentionHead
     parts = ((LogitPart.QUERY, query), (LogitPart.KEY, key))
     parameters = tuple(HeadParameter(str(part), each, part, 0) for part, those in parts for each in those)
     return AttentionHeads("multiHead", 0, parameters)
+
+
+def _name_problems(named: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
+    """Of two parameters of one name only one would be trained, and one of two names would be updated twice."""
+    names, tensors = Counter(name for name, _ in named), dict[Tensor, str]()
+    for name, count in names.items():
+        if count > 1:
+            yield f"{name}: {count} parameters have this name; give each one of its own"
+    for name, tensor in named:
+        first = tensors.setdefault(tensor, name)
+        if first != name:
+            yield f"{name}: is the same parameter as {first}; name it once"
 
 
 def _weight(route: Route, masters: Mapping[str, Tensor]) -> Weight:
