@@ -73,8 +73,14 @@ def _proposed(state: RunState, observation: Observation, request: Request) -> In
     if incident is None or state.phase is _P.PROBATION:
         latch = latch_of(state, observation, request, Action.ROLLBACK.value)
         held = trained_step(state, observation)
-        plans = incident.plans if incident else ()
-        incident = Incident(name=name_of(state, observation.job, latch), latch=latch, held_step=held, plans=plans)
+        before = incident or Incident(name="", latch=latch)
+        incident = Incident(
+            name=name_of(state, observation.job, latch),
+            latch=latch,
+            held_step=held,
+            plans=before.plans,
+            restored_plan=before.restored_plan,
+        )
     return msgspec.structs.replace(incident, asked=True, wishes=request.wishes)
 
 
