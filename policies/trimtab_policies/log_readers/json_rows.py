@@ -11,7 +11,7 @@ import msgspec
 from trimtab_contract.errors import MalformedRecord
 from trimtab_contract.metrics import Vector
 
-from trimtab_policies.log_readers.points import Row, Unreadable
+from trimtab_policies.log_readers.points import NO_ARRAY, Row, Unreadable
 from trimtab_policies.log_readers.quantities import NotANumber, number
 
 _decode = msgspec.json.Decoder().decode
@@ -69,7 +69,7 @@ def _nested_row(line: int, content: Mapping[str, Any]) -> Row | Unreadable:
         elif (vector := _vector(cast("list[Any]", value))) is not None:
             vectors[path] = vector
         else:
-            values[path] = "a list"
+            values[path] = NO_ARRAY
     return Row(line=line, values=values, vectors=vectors)
 
 

@@ -6,6 +6,9 @@ from typing import Self
 import msgspec
 from trimtab_contract.metrics import MetricRecord, Vector
 
+NO_ARRAY = "a list that is no rectangle of numbers"
+"""In the place of such a list among the values of a row."""
+
 MOST_STEP = 2**53
 """Beyond it a step that went through a double is no longer exact."""
 

@@ -8,16 +8,16 @@ from enum import IntEnum
 from math import isfinite, isnan
 from pathlib import PurePath
 
-from trimtab_contract.metrics import KNOWN_SCALARS, Vector
+from trimtab_contract.metrics import KNOWN_SCALARS, KNOWN_VECTORS, Vector
 
 from trimtab_policies.errors import InvalidMapping, UnreadableLog
 from trimtab_policies.log_readers.naming import LONGEST_COLUMN, MOST_COLUMNS, STEP, Names, same_name
-from trimtab_policies.log_readers.points import Found, LogPoint, Row, Unreadable
+from trimtab_policies.log_readers.points import NO_ARRAY, Found, LogPoint, Row, Unreadable
 from trimtab_policies.log_readers.quantities import NotANumber, epoch_seconds, number, shown, whole_step
 from trimtab_policies.log_readers.streams import BinaryStream, buffered
 
 FIRST_REASONS = 5
-_STATED = frozenset((*KNOWN_SCALARS, "val_loss"))
+_STATED = frozenset((*KNOWN_SCALARS, *KNOWN_VECTORS, "val_loss"))
 
 
 class Confidence(IntEnum):
@@ -211,7 +211,8 @@ class Reading:
             return number(value)
         except NotANumber:
             if metric in _STATED or metric in self._mapping:
-                self._report(row.line, f"{column} is {shown(value)}, not a number")
+                told = value if value == NO_ARRAY else shown(value)
+                self._report(row.line, f"{column} is {told}, not a number")
             elif len(self._text_columns) < MOST_COLUMNS:
                 self._text_columns[column] = None
             return None

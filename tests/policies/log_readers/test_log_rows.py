@@ -193,3 +193,15 @@ def test_what_is_not_finite_is_read_as_windows_writes_it(text: str, value: float
         points, summary = read("csv", f"step,loss\n1,{text}\n".encode())
         assert points[0].scalars["loss"] == pytest.approx(value, nan_ok=True)
         assert summary.unreadable == 0
+
+
+@pytest.mark.parametrize("bad", ["[[1,1],[1]]", '["a",1]', "[[1],2]", '[{"a":1}]'])
+def test_a_vector_of_the_contract_that_is_no_array_is_unreadable_and_told(bad: str) -> None:
+    good = '{"step":%d,"loss":2.0,"qk_clip_gamma":[1,0.5]}\n'
+    body = good % 1 + f'{{"step":2,"loss":2.0,"qk_clip_gamma":{bad},"note":["any","thing"]}}\n' + good % 3
+    points, summary = read("jsonl", body.encode())
+    assert [point.scalars["loss"] for point in points] == [2.0] * 3
+    assert ["qk_clip_gamma" in point.vectors for point in points] == [True, False, True]
+    assert summary.unreadable == 1
+    reason = "qk_clip_gamma is a list that is no rectangle of numbers, not a number"
+    assert [(one.line, one.reason) for one in summary.reasons] == [(2, reason)]
