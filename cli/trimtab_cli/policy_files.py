@@ -56,9 +56,16 @@ def _read(file: str, text: str | PolicyFinding) -> tuple[int, tuple[AcceptedPoli
         return 0, (), (PolicyFinding(file, 0, "", message),)
     found, findings = documents(file, text)
     policies: list[AcceptedPolicy] = []
+    names: set[tuple[object, ...]] = set()
     for document in found:
         policy, errors = _policy(file, document)
         findings += errors
+        if policy is not None:
+            name = (policy.kind, policy.namespace, policy.name)
+            if name in names:
+                message = f"is that of another {policy.kind} in this file, which this one would replace"
+                findings.append(document.finding("metadata.name", message))
+            names.add(name)
         if policy is not None and not errors:
             policies.append(policy)
     if not found and not findings:

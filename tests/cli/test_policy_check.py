@@ -131,3 +131,21 @@ def test_a_metric_that_nothing_publishes_is_doubted_with_the_nearest_name_and_is
     assert done.output.endswith("1 policy in 1 file: valid\n")
     file.write_text(text.replace("metric: loss\n", "metric: zz_of_mine\n", 1))
     assert CliRunner().invoke(app, ["policy", "check", str(file)]).output == "1 policy in 1 file: valid\n"
+
+
+def test_numbers_are_read_as_kubectl_reads_them() -> None:
+    text = EXAMPLE.read_text()
+    for number in ("1e3", "-1.5E-4", ".5e2", "2.e+1"):
+        content = text.replace("sigma: 4", f"sigma: {number.strip('-')}", 1)
+        assert content != text
+        assert check_policies("p.yaml", content)[1] == (), number
+    assert check_policies("p.yaml", text.replace("sigma: 4", "sigma: 1e", 1))[1] != ()
+
+
+def test_two_policies_of_one_name_are_told_apart_by_their_namespace_alone() -> None:
+    text = EXAMPLE.read_text()
+    (finding,) = check_policies("p.yaml", f"{text}---\n{text}")[1]
+    assert finding.path == "metadata.name"
+    assert finding.message == "is that of another GuardPolicy in this file, which this one would replace"
+    named = text.replace("metadata:\n", "metadata:\n  namespace: other\n", 1)
+    assert check_policies("p.yaml", f"{text}---\n{named}")[1] == ()
