@@ -1,5 +1,6 @@
 """Training logs on disk, for the pure readers: opened, unpacked, and counted as they are read."""
 
+import errno
 import gzip
 import io
 import shutil
@@ -209,4 +210,6 @@ class _Counted(io.FileIO):
 def _failure(path: Path, error: OSError) -> CliError:
     if isinstance(error, IsADirectoryError):
         return CliError(f"{path} is a directory: name a log file in it.")
+    if error.errno == errno.ESPIPE:
+        return CliError(f"{path} is a pipe, and a log is read more than once: save it to a file first.")
     return CliError(f"{path} cannot be read: {error.strerror or error}.")

@@ -53,7 +53,7 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 # YAML 1.1 wants a point and a sign, and takes `1e3` for a text; kubectl, which has 1.2, takes it for a number.
-_BoundedLoader.add_implicit_resolver(
+cast("Any", _BoundedLoader).add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
