@@ -63,12 +63,13 @@ def test_what_is_not_there_or_no_file_is_said_in_one_sentence(tmp_path: Path) ->
     with pytest.raises(CliError, match="is a directory: name a log file in it"):
         open_log(tmp_path)
     pipe, end = os.pipe()
+    os.write(end, LINES)
+    os.close(end)
     try:
         with pytest.raises(CliError, match="is a pipe, and a log is read more than once: save it to a file first"):
             open_log(Path(f"/dev/fd/{pipe}"))
     finally:
         os.close(pipe)
-        os.close(end)
 
 
 def test_an_empty_or_a_foreign_file_is_an_error_and_never_a_quiet_log(tmp_path: Path) -> None:
