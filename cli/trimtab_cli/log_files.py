@@ -210,6 +210,6 @@ class _Counted(io.FileIO):
 def _failure(path: Path, error: OSError) -> CliError:
     if isinstance(error, IsADirectoryError):
         return CliError(f"{path} is a directory: name a log file in it.")
-    if error.errno == errno.ESPIPE:
+    if error.errno == errno.ESPIPE or isinstance(error, io.UnsupportedOperation):
         return CliError(f"{path} is a pipe, and a log is read more than once: save it to a file first.")
     return CliError(f"{path} cannot be read: {error.strerror or error}.")
