@@ -63,7 +63,14 @@ class ServerProcess(ABC):
 
     def freeze(self) -> None:
         """Let requests hang: connections are accepted by the kernel and never answered."""
-        os.kill(self._pid(), signal.SIGSTOP)
+        pid = self._pid()
+        os.kill(pid, signal.SIGSTOP)
+        # The signal is on its way when `kill` returns, and each thread stops when it gets there.
+        deadline = time.monotonic() + 10.0
+        while not _is_stopped(pid):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} does not stop")
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """Undo `freeze`."""
@@ -82,6 +89,14 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind((LOOPBACK, 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether every thread of a process is stopped."""
+    states = [
+        task.joinpath("stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()
+    ]
+    return set(states) == {"T"}
 
 
 def _die_with_parent() -> None:
