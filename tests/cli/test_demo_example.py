@@ -1,5 +1,6 @@
 """The example can be copied as it is: every part of it is accepted by the program it is meant for."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from trimtab_cli.commands.demo import hints
 from trimtab_cli.demo.stage import DAMAGED_WINDOWS, GLOBAL_BATCH, JOB
 from trimtab_operator.resources import parse_training_job_spec
 from trimtab_policies.policy import parse_policy
@@ -80,3 +82,14 @@ def test_damage_beyond_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         prepare("damage", str(file))
     assert file.read_bytes() == b"short"
+
+
+def test_the_hints_work_in_a_shell_that_does_not_know_the_command_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    first, *others = hints()
+    script = f"{first}\ncommand -v trimtab kubectl-trimtab"
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0].endswith(".venv/bin/trimtab")
+    assert others[0] == 'eval "$(trimtab sandbox env)"'
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/local/bin/trimtab")
+    assert list(hints()) == others

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,9 +162,14 @@ def _tell(output: Output, answer: dict[str, Any], path: Path) -> None:
     output.line(
         f"It took {answer['seconds']:.0f} s; the summary is in {path}. The sandbox stays up. Look around:", "bold"
     )
-    beside = Path(sys.argv[0]).absolute().parent
-    setup = () if shutil.which("trimtab") else (f'export PATH="{beside}:$PATH"',)
-    for hint in (
+    for hint in hints():
+        output.line(f"  {hint}")
+
+
+def hints() -> tuple[str, ...]:
+    """What to type in a shell to look around."""
+    setup = () if shutil.which("trimtab") else (f'export PATH="{repository()}/.venv/bin:$PATH"',)
+    return (
         *setup,
         'eval "$(trimtab sandbox env)"',
         "kubectl get tj,gp,gi",
@@ -176,5 +180,4 @@ def _tell(output: Output, answer: dict[str, Any], path: Path) -> None:
         f"trimtab audit verify {JOB}",
         f"trimtab checkpoint list {JOB}",
         "make clean",
-    ):
-        output.line(f"  {hint}")
+    )
