@@ -71,8 +71,6 @@ class Visibility:
 
     def counts(self, tokens: int, device: torch.device) -> Tensor:
         """How many keys each query sees, [batch or 1, tokens]."""
-        if self.plain:
-            return torch.arange(1, tokens + 1, device=device)[None]
         return self._cached(("counts", tokens, device), lambda: self._everything(tokens, device).sum(-1))
 
     def additive_mask(self, query: Tensor, *, sink: bool) -> Tensor:
