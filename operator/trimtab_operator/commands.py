@@ -7,7 +7,7 @@ from trimtab_contract.journal import Evidence, Phase
 
 from trimtab_operator.run_state import JournalAction, PendingEffect
 
-DECISION_VERSION = 1
+DECISION_VERSION = 2
 """Rises with every change of code that decides otherwise of the same records and observations; each Takeover names it.
 
 The recorded incidents in `tests/recorded/` are decided again by every version, and hold what it decides otherwise.

@@ -7,7 +7,7 @@ changes, or a person lets the run go on behind it: what is flagged never depends
 
 import json
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from statistics import fmean, pstdev
 
 import msgspec
@@ -27,7 +27,7 @@ from trimtab_operator.extent import LARGEST_LOSS
 from trimtab_operator.incidents import Latch, PolicyIdentity, RemediationSettings, Vitals, WithheldStep
 from trimtab_operator.observation import FiringRule
 from trimtab_operator.probation import BASELINE_RECORDS, COMPARED_RECORDS, vitals
-from trimtab_operator.run_state import AcceptedGuard, RunState
+from trimtab_operator.run_state import RunState
 
 EVIDENCE_RECORDS = 128
 """How many records before the first bad one are frozen as evidence."""
@@ -136,7 +136,7 @@ class Judge:
             self.last = record
             self.metrics |= record.scalars.keys() | record.vectors.keys()
             if record.attempt == history.attempt:
-                self._judge(history, engine, state.guard_at(record.attempt, record.step))
+                self._judge(history, engine, state, record)
 
     def listen(self, now: float, state: RunState) -> None:
         """Time passes; `now` counts the seconds in which a record could have come (`progress.TrainingClock`)."""
@@ -145,7 +145,7 @@ class Judge:
         if history is None or engine is None or last is None or last.attempt != history.attempt:
             return
         if engine.watches_time:
-            self._judge(history, engine, state.guard_at(last.attempt, last.step))
+            self._judge(history, engine, state, last)
 
     def vitals(self, after: int, until: int) -> Vitals | None:
         """The last records behind step `after`, up to step `until`, for a probation to be judged by."""
@@ -173,7 +173,8 @@ class Judge:
         """The policies that judge records of the current attempt: those in force when it began, and since."""
         return [self.texts[hashed] for hashed in policies_in_force(state, self.texts)]
 
-    def _judge(self, history: History, engine: Engine, guard: AcceptedGuard | None) -> None:
+    def _judge(self, history: History, engine: Engine, state: RunState, record: MetricRecord) -> None:
+        guard = state.guard_at(record.attempt, record.step)
         if guard is None:
             return
         policies = [self.texts[identity.hash] for identity in guard.policies if identity.hash in engine.hashes]
@@ -185,7 +186,7 @@ class Judge:
         winner, action = decision.winner, decision.action
         settled = max(self._resumed, default=0)
         if winner is not None and action is not None and action in _ACTING and winner.step > settled:
-            latch = _latch(winner, identities, history, action)
+            latch = _latch(winner, identities, action, healthy=_measure(history, state, winner), last=record)
             stronger = self.firing is None or action.severity > Action(self.firing.action).severity
             self.firing = latch if stronger else self.firing
         asked_for = [
@@ -252,10 +253,30 @@ def _note(verdict: Verdict, mode: Mode) -> FiringRule | None:
     )
 
 
-def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: History, action: Action) -> Latch:
+def _measure(history: History, state: RunState, verdict: Verdict) -> tuple[MetricRecord, ...]:
+    """The records that say how the run was before the first bad one, oldest first.
+
+    Not those of windows that an earlier incident flagged and somebody let stand: they may be damage themselves.
+    """
+    first_bad, doubtful = _first_bad(verdict), state.doubtful
+    return tuple(one for one in history.records if one.step < first_bad and one.window not in doubtful)
+
+
+def _first_bad(verdict: Verdict) -> int:
+    return verdict.first_bad_step or verdict.step
+
+
+def _latch(
+    verdict: Verdict,
+    identities: Mapping[str, PolicyIdentity],
+    action: Action,
+    *,
+    healthy: Sequence[MetricRecord],
+    last: MetricRecord,
+) -> Latch:
     policy, rule = verdict.policy, verdict.rule
     sigma = verdict.sigma
-    first_bad = verdict.first_bad_step or verdict.step
+    first_bad = _first_bad(verdict)
     return Latch(
         policy=identities[policy.hash],
         rule=rule.name,
@@ -264,15 +285,15 @@ def _latch(verdict: Verdict, identities: Mapping[str, PolicyIdentity], history: 
         observed=_number(verdict.observed),
         threshold=_optional_number(verdict.threshold),
         sigma=sigma,
-        control_limit=_control_limit(verdict, history, first_bad, sigma),
+        control_limit=_control_limit(verdict, healthy, sigma),
         message=explain(verdict),
         attempt=verdict.attempt,
         first_bad_step=first_bad,
         fired_step=verdict.step,
-        flagged=verdict.flagged_windows or (history.last.window, history.last.window),
+        flagged=verdict.flagged_windows or (last.window, last.window),
         remediation=remediation_settings(policy.spec.remediation),
         rule_text=rule.model_dump(mode="json", by_alias=True, exclude_none=True),
-        healthy=vitals([one.scalars for one in history.records if one.step < first_bad][-BASELINE_RECORDS:]),
+        healthy=vitals([one.scalars for one in healthy[-BASELINE_RECORDS:]]),
     )
 
 
@@ -306,16 +327,14 @@ def _with_approval(latch: Latch, seconds: int) -> Latch:
     return msgspec.structs.replace(latch, remediation=settings)
 
 
-def _control_limit(verdict: Verdict, history: History, first_bad: int, sigma: float | None) -> float | None:
+def _control_limit(verdict: Verdict, before: Sequence[MetricRecord], sigma: float | None) -> float | None:
     """The loss above which a control window is bad: the rule's own threshold, or one made of the healthy records."""
     threshold = verdict.threshold
     if verdict.metric == "loss" and threshold is not None and math.isfinite(threshold):
         return threshold
-    healthy = [
-        loss
-        for record in history.records
-        if record.step < first_bad and abs(loss := record.scalars.get("loss", math.nan)) <= LARGEST_LOSS
-    ][-HEALTHY_RECORDS:]
+    healthy = [loss for record in before if abs(loss := record.scalars.get("loss", math.nan)) <= LARGEST_LOSS][
+        -HEALTHY_RECORDS:
+    ]
     if len(healthy) < 2:
         return None
     return fmean(healthy) + (sigma if sigma is not None else DEFAULT_SIGMA) * pstdev(healthy)

@@ -6,16 +6,15 @@ from typing import Any
 from trimtab_contract.directives import TerminationMessage, decode
 from trimtab_contract.errors import MalformedDirective
 
+from trimtab_operator.adapters.pods import ON_THE_WAY
 from trimtab_operator.adapters.ports import KubernetesObject, PodView
 from trimtab_operator.observation import PodPlace, Pods, PodsState
 from trimtab_operator.reasons import Reason
 
 _DEAD = frozenset({"Succeeded", "Failed"})
 """Any other phase, `Unknown` on a lost node too, may still have a process behind it."""
-
-_ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})
-"""What the kubelet calls a container with which nothing is wrong: it pulls the image, or mounts volumes."""
 _NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_NO_VOLUME = ("FailedMount", "FailedMapVolume", "FailedAttachVolume")
 _EVICTED = frozenset(
     {"Evicted", "PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager", "Terminated"}
 )
@@ -43,7 +42,7 @@ def pods_of_world(world: int, job: KubernetesObject | None, pods: Sequence[PodVi
         made=len(pods),
         scheduled=sum(bool(pod.node) for pod in pods),
         running=sum(pod.phase == "Running" for pod in pods),
-        starting=next((f"pod {pod.name}: {pod.waiting}" for pod in pods if pod.waiting in _ON_THE_WAY), ""),
+        starting=next((f"pod {pod.name}: {pod.waiting}" for pod in pods if pod.waiting in ON_THE_WAY), ""),
         places=tuple(sorted(PodPlace(_index(pod), pod.name, pod.node, pod.image_id) for pod in pods)),
     )
 
@@ -101,8 +100,9 @@ def pods_trouble(pods: Sequence[PodView]) -> tuple[Reason | None, str]:
         if pod.waiting in _NO_IMAGE:
             why = f"pod {pod.name} cannot get its image: {pod.waiting}: correct spec.trainer.image{said}"
             return Reason.IMAGE_PULL_FAILED, why
-        if pod.waiting and pod.waiting not in _ON_THE_WAY:
-            return Reason.CONTAINER_NOT_STARTED, f"pod {pod.name} waits: {pod.waiting}{said}"
+        if pod.waiting and (pod.waiting not in ON_THE_WAY or said):
+            mend = ": correct spec.podTemplate.volumes" if pod.waiting_message.startswith(_NO_VOLUME) else ""
+            return Reason.CONTAINER_NOT_STARTED, f"pod {pod.name} waits: {pod.waiting}{mend}{said}"
         if pod.unschedulable:
             return Reason.UNSCHEDULABLE, f"pod {pod.name} cannot be scheduled: {_once(pod.unschedulable)}"
     for pod in pods:

@@ -93,7 +93,7 @@ def job_status(
     ]
     status: Status = {
         "observedGeneration": job.generation,
-        "phase": shown_phase(state).value,
+        "phase": shown_phase(state, seen.pods).value,
         "attempt": state.attempt,
         "world": state.world.number if state.world else 0,
         "rollbacks": len(state.rollback_times) + state.rollbacks_asked,
@@ -129,9 +129,10 @@ def _as_at_the_end(conditions: Sequence[Status], before: Sequence[Status]) -> li
     return [*(one for one in conditions if one["type"] not in kept), *kept.values()]
 
 
-def shown_phase(state: RunState) -> RunPhase:
-    """The phase as people see it: a run that would train and has no world waits for one, so it is Pending."""
-    return RunPhase.PENDING if state.phase in _TRAINS and not state.world_lives else state.phase
+def shown_phase(state: RunState, pods: Pods) -> RunPhase:
+    """The phase as people see it: a run that would train waits for a world, or for one that cannot start: Pending."""
+    stuck = pods.state is PodsState.STARTING and pods.trouble_reason in _PODS_STUCK
+    return RunPhase.PENDING if state.phase in _TRAINS and (stuck or not state.world_lives) else state.phase
 
 
 def newly_wrong(conditions: Sequence[Status], before: Sequence[Status]) -> tuple[tuple[Reason, str], ...]:
@@ -177,9 +178,11 @@ def _message(job: TrainingJobView, state: RunState, seen: Situation) -> str:
     if state.phase is RunPhase.STOPPED:
         return _stopped_by(state)
     if state.phase is RunPhase.AWAITING_APPROVAL and state.incident is not None:
-        return f"{incident_message(state.incident, state)} with `trimtab job approve {job.name}` or `reject`"
+        return (
+            f"{incident_message(state.incident, state)} with `trimtab job approve {job.name} --reason WHY` or `reject`"
+        )
     suspended = (SUSPENDED,) if job.spec.suspend else ()
-    if shown_phase(state) is RunPhase.PENDING and (suspended or seen.blockers):
+    if shown_phase(state, seen.pods) is RunPhase.PENDING and (suspended or seen.blockers):
         return "; ".join((*suspended, *(blocker.message for blocker in seen.blockers)))
     if state.automation is not None and not state.ended:
         return state.automation.message

@@ -78,6 +78,7 @@ ALLOWED = [
     ("list", "pods"),
     ("delete", "pods"),
     ("create", "events"),
+    ("list", "events"),
     ("patch", "events"),
 ]
 FORBIDDEN = [

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from judged_runs import record
-from run_states import attempts, run_state
+from run_states import attempts, incident, latch, run_state
 from trimtab_contract.metrics import MetricRecord
 from trimtab_operator.incidents import PolicyIdentity, WithheldStep
 from trimtab_operator.judge import Judge
@@ -201,6 +201,20 @@ def test_a_non_finite_step_is_latched_in_words_and_judges_its_control_by_healthy
     assert latch.control_limit is not None
     assert 2.0 < latch.control_limit < 2.6
     assert latch.flagged == (40, 40)
+
+
+def test_damage_that_a_person_let_stand_is_no_measure_of_what_comes_later() -> None:
+    """A pause let go in the midst of the damage: its losses would lift the limit, and pass a bad probation as well."""
+    one = policy(NONFINITE)
+    let_go = incident(latch=latch(first_bad_step=41, flagged=(40, 41)), held_step=50, outcome="Resumed")
+    state = run_state(guards=(guarded(one),), closed=(let_go,))
+    records = [*run([*healthy(40), *[9.0] * 10, *healthy(5)]), record(56, loss=2.0, nonfinite=1.0)]
+    found = judge_of(state, records, one).firing
+    assert found is not None
+    assert found.control_limit is not None
+    assert 2.0 < found.control_limit < 2.6
+    assert found.healthy is not None
+    assert (found.healthy.records, found.healthy.loss_mean) == (45, pytest.approx(2.0, abs=0.01))
 
 
 def test_a_non_finite_loss_is_a_word_in_the_latch() -> None:

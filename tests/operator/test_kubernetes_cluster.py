@@ -215,6 +215,38 @@ async def test_pods_show_what_the_operator_decides_from(
     assert [view.name for view in await cluster.pods(namespace, "world=1")] == ["a", "b"]
 
 
+def kubelet_event(namespace: str, name: str, uid: str, reason: str, message: str, count: int) -> dict[str, Any]:
+    about = {"kind": "Pod", "namespace": namespace, "name": "demo-1-0", "uid": uid}
+    times = {"firstTimestamp": "2026-01-01T00:00:00Z", "lastTimestamp": f"2026-01-01T00:00:{count:02d}Z"}
+    metadata = {"name": name, "namespace": namespace}
+    said = {"type": "Warning", "reason": reason, "message": message, "count": count}
+    return {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": about, **said, **times}
+
+
+async def test_a_pod_whose_volume_is_not_there_says_what_the_kubelet_told_of_it_again(
+    api: ControlPlane, cluster: KubernetesCluster, namespace: str
+) -> None:
+    """The pod's own status says ContainerCreating for ever."""
+    api.kubectl("create", "-f", "-", text=json.dumps(pod(namespace, "demo-1-0", 0)))
+    creating = {"reason": "ContainerCreating"}
+    container = {"name": "trainer", "image": "x", "imageID": "", "restartCount": 0, "ready": False}
+    waiting = {"phase": "Pending", "containerStatuses": [{**container, "state": {"waiting": creating}}]}
+    patch_pod_status(api, namespace, "demo-1-0", waiting)
+    (first,) = await cluster.pods(namespace, "world=1")
+    assert (first.waiting, first.waiting_message) == ("ContainerCreating", "")
+    words = 'MountVolume.SetUp failed for volume "data" : hostPath type check failed: /data is not a directory'
+    events = [
+        kubelet_event(namespace, "late", first.uid, "FailedMount", "failed to sync\nconfigmap cache", 1),
+        kubelet_event(namespace, "older", first.uid, "FailedScheduling", "0/1 nodes", 9),
+        kubelet_event(namespace, "other", "another-uid", "FailedMount", "of another pod", 9),
+    ]
+    for event in events:
+        api.kubectl("create", "-f", "-", text=json.dumps(event))
+    assert (await cluster.pods(namespace, "world=1"))[0].waiting_message == ""
+    api.kubectl("create", "-f", "-", text=json.dumps(kubelet_event(namespace, "a", first.uid, "FailedMount", words, 2)))
+    assert (await cluster.pods(namespace, "world=1"))[0].waiting_message == f"FailedMount: {words}"
+
+
 async def test_a_secret_is_decoded_and_never_quoted(
     cluster: KubernetesCluster, api: ControlPlane, namespace: str
 ) -> None:

@@ -97,6 +97,10 @@ def test_the_trouble_of_a_pod_is_told_in_words() -> None:
 
     assert "ImagePullBackOff" in trouble(pod("Pending", waiting="ImagePullBackOff", waiting_message="no such image"))
     assert trouble(pod("Pending", waiting="ContainerCreating")) == ""
+    assert (
+        trouble(pod("Pending", waiting="ContainerCreating", waiting_message="FailedMount: no path"))
+        == "pod demo-1-0 waits: ContainerCreating: correct spec.podTemplate.volumes: FailedMount: no path"
+    )
     assert "cannot be scheduled: 0/3 nodes" in trouble(pod("Pending", unschedulable="0/3 nodes are available"))
     assert (
         trouble(pod("Failed", exit_codes=(137,), reason="OOMKilled"))
@@ -111,6 +115,7 @@ def test_the_trouble_of_a_pod_is_told_in_words() -> None:
         ({"waiting": "CreateContainerConfigError", "waiting_message": "no secret"}, Why.CONTAINER_NOT_STARTED),
         ({"unschedulable": "0/3 nodes are available"}, Why.UNSCHEDULABLE),
         ({"waiting": "ContainerCreating"}, None),
+        ({"waiting": "ContainerCreating", "waiting_message": "FailedMount: no path"}, Why.CONTAINER_NOT_STARTED),
     ],
 )
 def test_what_keeps_a_pod_from_starting_has_a_reason(changes: dict[str, Any], reason: Why | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from operator_objects import training_job
-from run_states import ack, run_state
+from run_states import ack, incident, run_state
 from trimtab_contract.directives import AckState
 from trimtab_operator.observation import Acks, Pods, PodsState
 from trimtab_operator.reasons import Reason
@@ -49,6 +49,16 @@ def test_a_pending_job_says_what_its_world_waits_for(seen: Pods, heard: AckState
     assert status["phase"] == "Pending"
     assert says in status["message"]
     assert says in running["message"]
+
+
+@pytest.mark.parametrize("phase", [RunPhase.WATCHING, RunPhase.PROBATION])
+@pytest.mark.parametrize("reason", [Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_STARTED, Reason.UNSCHEDULABLE])
+def test_a_run_whose_next_world_cannot_start_is_pending(phase: RunPhase, reason: Reason) -> None:
+    """`Watching` beside a world that trains nothing would be no news to anybody."""
+    stuck = pods(trouble=NO_IMAGE, trouble_reason=reason)
+    found = incident() if phase is RunPhase.PROBATION else None
+    assert shown(stuck, phase=phase, incident=found)["phase"] == "Pending"
+    assert shown(pods(), phase=phase, incident=found)["phase"] == phase.value
 
 
 @pytest.mark.parametrize(

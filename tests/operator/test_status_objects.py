@@ -133,7 +133,7 @@ def test_a_human_is_told_why_he_is_asked() -> None:
     asked = condition(status, "NeedsHuman")
     assert asked is not None
     assert asked["message"] == "3 rollbacks are spent"
-    how = "say how it goes on with `trimtab job resume demo`, `rollback` or `stop`"
+    how = "say how it goes on with `trimtab job resume demo --reason WHY`, `rollback` or `stop`"
     assert status["message"] == f"3 rollbacks are spent; {how}"
     assert condition(shown(run_state()), "NeedsHuman") is None
 
@@ -151,7 +151,7 @@ def test_a_run_that_waits_for_the_breaker_says_so_and_how_it_goes_on() -> None:
 
 def test_a_paused_run_that_is_suspended_says_both() -> None:
     state = run_state(phase=RunPhase.HOLDING, incident=incident(latch=latch(action="Pause"), held_step=183), world=None)
-    how = "the run is paused: say how it goes on with `trimtab job resume demo`, `rollback` or `stop`"
+    how = "the run is paused: say how it goes on with `trimtab job resume demo --reason WHY`, `rollback` or `stop`"
     assert shown(state, job=view(suspend=True))["message"] == f"suspended: spec.suspend is true; loss 9 > 4; {how}"
     assert shown(state)["message"] == f"loss 9 > 4; {how}"
 

@@ -106,9 +106,12 @@ class ApiServer:
         """One object; raises NotFound."""
         return await self._request("GET", resource.item(namespace, name))
 
-    async def list(self, resource: Resource, namespace: str = "", selector: str = "") -> tuple[KubernetesObject, ...]:
-        """All objects of a namespace, or of all, that the label selector names."""
-        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+    async def list(
+        self, resource: Resource, namespace: str = "", selector: str = "", *, fields: str = ""
+    ) -> tuple[KubernetesObject, ...]:
+        """All objects of a namespace, or of all, that the label selector and the field selector name."""
+        selectors = {"labelSelector": selector, "fieldSelector": fields}
+        query = {"limit": str(PAGE), **{name: value for name, value in selectors.items() if value}}
         items: list[KubernetesObject] = []
         while True:
             page = await self._request("GET", resource.collection(namespace), query)

@@ -3,12 +3,13 @@
 import base64
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from trimtab_operator.adapters.api_server import FIELD_MANAGER, AlreadyExists, ApiServer, Resource
-from trimtab_operator.adapters.pods import pod_view
+from trimtab_operator.adapters.pods import ON_THE_WAY, pod_view, why_on_the_way
 from trimtab_operator.adapters.ports import Created, EventType, Kind, KubernetesObject, PodView
 from trimtab_operator.errors import Conflict, InvalidResource, NotFound
 
@@ -144,6 +145,12 @@ class KubernetesCluster:
     async def pods(self, namespace: str, selector: str) -> tuple[PodView, ...]:
         """See `Cluster.pods`."""
         views = [pod_view(pod) for pod in await self._server.list(_PODS, namespace, selector)]
+        late = next((view for view in views if view.waiting in ON_THE_WAY and not view.waiting_message), None)
+        if late is not None:
+            # One pod of a thousand says enough: they have one template, and a mount is tried for minutes.
+            about = f"involvedObject.uid={late.uid},type={EventType.WARNING}"
+            why = why_on_the_way(await self._server.list(_EVENTS, namespace, fields=about))
+            views = [replace(view, waiting_message=why) if view is late else view for view in views]
         return tuple(sorted(views, key=lambda view: (view.index is None, view.index or 0, view.name)))
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int) -> None:

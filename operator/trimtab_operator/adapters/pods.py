@@ -1,11 +1,18 @@
 """A pod as the API server shows it, reduced to what the operator decides from (pure)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trimtab_operator.adapters.ports import KubernetesObject, PodView
 
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})
+"""What the kubelet calls a container with which nothing is wrong yet: it pulls the image, or mounts volumes."""
+
+_NEVER_MADE = frozenset({"FailedMount", "FailedMapVolume", "FailedAttachVolume", "FailedCreatePodSandBox"})
+"""Events about a container that stays on its way, of which the pod itself says nothing."""
 
 
 def pod_view(pod: KubernetesObject) -> PodView:
@@ -51,13 +58,26 @@ def _terminations(container: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
             yield state["terminated"]
 
 
-def _waiting(containers: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first wait that is more than the normal start, else an empty one."""
-    for container in containers:
-        state: Mapping[str, Any] = container.get("state", {}).get("waiting", {})
-        if state.get("reason", "") not in {"", "ContainerCreating", "PodInitializing"}:
-            return state
-    return {}
+def why_on_the_way(events: Iterable[KubernetesObject]) -> str:
+    """What the kubelet's Events say of a pod whose containers are not made; empty where it was said only once.
+
+    A first try may fail for what is only late, such as a ConfigMap that the kubelet has not seen yet.
+    """
+    said = [one for one in events if one.get("reason") in _NEVER_MADE and _times(one) > 1]
+    last = max(said, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""), default=None)
+    return "" if last is None else f"{last['reason']}: {' '.join(str(last.get('message', '')).split())}"
+
+
+def _times(event: KubernetesObject) -> int:
+    series: Mapping[str, Any] = event.get("series") or {}
+    return max(int(event.get("count") or 0), int(series.get("count") or 0))
+
+
+def _waiting(containers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The first wait that is more than the normal start, else the first one, else an empty one."""
+    states: list[Mapping[str, Any]] = [container.get("state", {}).get("waiting", {}) for container in containers]
+    waits = [state for state in states if state.get("reason")]
+    return next((state for state in waits if state["reason"] not in ON_THE_WAY), waits[0] if waits else {})
 
 
 def _index(metadata: Mapping[str, Any]) -> int | None:

@@ -247,7 +247,7 @@ class PodView:
 
     `index` is the completion index within its Job. `reason` is why the pod was ended from outside (`Evicted`,
     `PreemptionByScheduler`, `DeletionByTaintManager`, ...), `waiting` why a container does not start
-    (`ImagePullBackOff`, ...), `unschedulable` the scheduler's message.
+    (`ImagePullBackOff`, ...), `waiting_message` the kubelet's words of it, `unschedulable` the scheduler's message.
     """
 
     name: str

@@ -55,4 +55,4 @@ def refusal(state: RunState, request: Request, why: str = "") -> str:
 
 def how_to_answer(job: str) -> str:
     """What people type when a run waits for them."""
-    return f"say how it goes on with `trimtab job resume {job}`, `rollback` or `stop`"
+    return f"say how it goes on with `trimtab job resume {job} --reason WHY`, `rollback` or `stop`"
