@@ -161,7 +161,34 @@ def test_logits_must_be_a_tensor_and_layers_must_attend() -> None:
     optimizer, rows = optimizer_of(maps()), [[1.0] * 4] * 2
     logits: Any = rows
     assert problems_of(lambda: optimizer.step(logits)) == ("max_logits: must be a tensor [layers, heads], not list",)
+    assert problems_of(lambda: optimizer.step(torch.ones(2, 4, dtype=torch.int64))) == (
+        "max_logits: torch.int64 must be a type of floating point: thresholds would be cut to its numbers",
+    )
     assert problems_of(lambda: LogitRecorder(0)) == ("layers: 0 must be at least 1",)
+
+
+def test_a_state_of_other_things_than_tensors_is_refused_by_name() -> None:
+    optimizer = optimizer_of(maps())
+    state = optimizer.state_dict()
+    name = next(iter(state["muon_momentum"]))
+    wrong = {**state, "muon_momentum": {**state["muon_momentum"], name: [1.0]}, "adamw_first_moment": None}
+    assert problems_of(lambda: optimizer.load_state_dict(wrong)) == (
+        f"muon_momentum.{name}: must be a tensor, not list",
+        "adamw_first_moment: must be the tensors by name, not NoneType",
+    )
+
+
+def test_a_matrix_without_elements_is_no_work_for_muon() -> None:
+    empty, matrix = nn.Parameter(torch.zeros(0, 4)), nn.Parameter(torch.ones(4, 4))
+    named = [("empty", empty), ("matrix", matrix)]
+    for each in (empty, matrix):
+        each.grad = torch.ones_like(each)
+    MuonClip(named, [], MuonClipConfig()).step(torch.empty(0, 0))
+    assert not torch.equal(matrix, torch.ones(4, 4))
+    groups = (ParameterGroup(pattern="empty", optimizer="muon"),)
+    assert problems_of(lambda: MuonClip(named, [], MuonClipConfig(groups=groups))) == (
+        "empty: Muon has nothing to orthogonalise in it (pattern 'empty'): it has no elements",
+    )
 
 
 def test_parameters_of_one_name_and_one_parameter_of_two_names_are_refused() -> None:

@@ -185,7 +185,7 @@ def proof(report: Report) -> str:
     unchecked = f"; {found.unchecked} in the checkpoint bucket were not fetched" if found.unchecked else ""
     replaced = ", ".join(map(str, found.ignored))
     rows = [
-        Fact("Verdict", "verified" if found.verified else f"NOT verified: {len(found.problems)} problem(s), above"),
+        Fact("Verdict", _verdict(found)),
         Fact("Chain", f"intact from record 1 to {found.intact_until} of {found.head_seq}"),
         Fact("Head", f"record {found.head_seq}, SHA-256 {found.head_hash}"),
         Fact("End", found.end),
@@ -197,6 +197,13 @@ def proof(report: Report) -> str:
         Fact("Repeat it", f"trimtab audit verify {report.run}"),
     ]
     return section("Proof", facts_list(rows))
+
+
+def _verdict(found: Proof) -> str:
+    if not found.verified:
+        return f"NOT verified: {len(found.problems)} problem(s), above"
+    left = f", but for {found.unchecked} objects in the checkpoint bucket, which were not fetched"
+    return f"verified{left if found.unchecked else ''}"
 
 
 def _proof_line(found: Proof) -> str:

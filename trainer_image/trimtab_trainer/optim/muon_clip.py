@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -291,6 +291,8 @@ def _logit_problems(max_logits: object, layers: Sequence[AttentionHeads]) -> Ite
     if not isinstance(max_logits, Tensor):
         yield f"max_logits: must be a tensor [layers, heads], not {type(max_logits).__name__}"
         return
+    if not max_logits.is_floating_point():
+        yield f"max_logits: {max_logits.dtype} must be a type of floating point: thresholds would be cut to its numbers"
     if not layers:
         return
     heads = max(layer.heads for layer in layers) or max(max_logits.shape[-1:], default=0)
@@ -314,12 +316,21 @@ def _state_problems(own: Mapping[str, Mapping[str, Tensor]], state: Mapping[str,
     for kind in sorted(state.keys() - own.keys() - {"version", "count"}):
         yield f"{kind}: unknown"
     for kind, tensors in own.items():
-        saved: Mapping[str, Tensor] = state.get(kind, {})
-        for name in sorted(tensors.keys() - saved.keys()):
-            yield f"{kind}.{name}: missing"
-        for name in sorted(saved.keys() - tensors.keys()):
-            yield f"{kind}.{name}: unknown"
-        for name in sorted(tensors.keys() & saved.keys()):
-            mine, other = tensors[name], saved[name]
-            if (mine.shape, mine.dtype) != (other.shape, other.dtype):
-                yield (f"{kind}.{name}: {tuple(other.shape)} {other.dtype} must be {tuple(mine.shape)} {mine.dtype}")
+        yield from _tensor_problems(kind, tensors, state.get(kind, {}))
+
+
+def _tensor_problems(kind: str, tensors: Mapping[str, Tensor], saved: object) -> Iterator[str]:
+    if not isinstance(saved, Mapping):
+        yield f"{kind}: must be the tensors by name, not {type(saved).__name__}"
+        return
+    found = cast("Mapping[str, object]", saved)
+    for name in sorted(tensors.keys() - found.keys()):
+        yield f"{kind}.{name}: missing"
+    for name in sorted(found.keys() - tensors.keys()):
+        yield f"{kind}.{name}: unknown"
+    for name in sorted(tensors.keys() & found.keys()):
+        mine, other = tensors[name], found[name]
+        if not isinstance(other, Tensor):
+            yield f"{kind}.{name}: must be a tensor, not {type(other).__name__}"
+        elif (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            yield f"{kind}.{name}: {tuple(other.shape)} {other.dtype} must be {tuple(mine.shape)} {mine.dtype}"

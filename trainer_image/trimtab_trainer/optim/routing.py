@@ -106,6 +106,8 @@ def _default(name: str, parameter: Tensor) -> tuple[Optimizer, str]:
     special = next((part for part in name.split(".") if part in NOT_HIDDEN), None)
     if parameter.ndim < 2:
         return "adamw", "one number per channel"
+    if not parameter.numel():
+        return "adamw", "no elements"
     if special is not None:
         return "adamw", NOT_HIDDEN[special]
     if parameter.ndim > 2:
@@ -145,6 +147,9 @@ def _group_problems(name: str, parameter: Tensor, group: ParameterGroup | None) 
             f"{name}: Muon orthogonalises matrices and stacks of matrices; {parameter.ndim} dimensions "
             f"(pattern {group.pattern!r}) must go to adamw"
         )
+        return
+    if not parameter.numel():
+        yield f"{name}: Muon has nothing to orthogonalise in it (pattern {group.pattern!r}): it has no elements"
         return
     rows = parameter.shape[-2]
     if group.split and sum(group.split) != rows:
