@@ -48,6 +48,8 @@ class Scenario:
     """(step, loss): the evaluation loss that the manifest of a checkpoint gives."""
     unrestorable: frozenset[int] = frozenset()
     """Steps of checkpoints that fail to restore."""
+    unproved: frozenset[int] = frozenset()
+    """Steps of checkpoints that are what was saved, and behave otherwise than they did then."""
     store_away: frozenset[int] = frozenset()
     """Attempts whose restore ends because the checkpoint store does not answer."""
     mismatch: int | None = None
@@ -276,6 +278,9 @@ class PlayedWorld:
         ledger = SkipLedger(directive.skip)
         if target.step in self.run.scenario.unrestorable:
             self.failure = (target, Reason.RESTORE_FAILED, "object rank-0 has another SHA-256")
+            return
+        if target.step in self.run.scenario.unproved:
+            self.failure = (target, Reason.PROBE_FAILED, "window 9 has losses [2.5], recorded were [2.25]")
             return
         if directive.attempt in self.run.scenario.store_away:
             self.failure = (target, Reason.STORE_UNAVAILABLE, "no answer")

@@ -59,8 +59,8 @@ class EvaluationProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     `losses[rank]` are float64 images of the float32 losses, None where one is not finite (JSON writes it so): the
     state may be sound and the window bad. `window_sha256` hashes the bytes of the whole window. `data` is what the run
-    trains on, `micro_batch` how many samples were computed at once, `seed` the key of dropout; None in manifests of
-    versions that did not say.
+    trains on, `micro_batch` how many samples were computed at once, `seed` the key of dropout, `processors[rank]` what
+    computed the losses: only the same gives the same bits. None in manifests of versions that did not say.
     """
 
     window: int
@@ -69,6 +69,7 @@ class EvaluationProbe(msgspec.Struct, frozen=True, kw_only=True):
     data: DataDescription | None = None
     micro_batch: int | None = None
     seed: int | None = None
+    processors: tuple[str, ...] | None = None
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -251,7 +251,8 @@ def _certify(state: RunState, observation: Observation) -> Command | None:
         if _certifiable(state, checkpoint, observation):
             answered = max((step for step in state.resumed(checkpoint.attempt)), default=-1)
             let_pass = f", but for what a person let pass up to step {answered}"
-            why = f"no rule that acts fired up to step {observation.judged_step}, and each found its metric healthy"
+            green = f"each found its metric healthy up to step {observation.green_step}"
+            why = f"no rule that acts fired up to step {observation.judged_step}, and {green}"
             why += let_pass if answered >= checkpoint.reference.step else ""
             why = f"final: {why}" if is_final(state, checkpoint, observation) else why
             return checkpoint_record(state, JournalAction.CERTIFIED, checkpoint.reference, checkpoint.attempt, why)
@@ -261,7 +262,7 @@ def _certify(state: RunState, observation: Observation) -> Command | None:
 def _certifiable(state: RunState, checkpoint: Checkpoint, observation: Observation) -> bool:
     if checkpoint.state is CheckpointState.VERIFIED and is_final(state, checkpoint, observation):
         return observation.green_step > 0  # no step comes after it that a rule could find healthy
-    old_enough = observation.judged_step - checkpoint.reference.step >= observation.limits.certify_steps
-    # Absence and rules that only watch vouch for nothing.
-    healthy = observation.green_step > checkpoint.reference.step
-    return checkpoint.state is CheckpointState.VERIFIED and old_enough and healthy and state.surviving(checkpoint)
+    # Steps by which every rule that acts found its metric healthy: absence and rules that only watch vouch for nothing.
+    green = min(observation.judged_step, observation.green_step) - checkpoint.reference.step
+    proved = green >= observation.limits.certify_steps
+    return checkpoint.state is CheckpointState.VERIFIED and proved and state.surviving(checkpoint)

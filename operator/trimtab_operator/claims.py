@@ -11,7 +11,7 @@ from typing import Any
 
 from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe, decode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.errors import ContractError, MalformedManifest
+from trimtab_contract.errors import ContractError, MalformedManifest, NewerManifest
 from trimtab_contract.journal import Evidence
 from trimtab_contract.keys import MANIFEST_NAME, RunId, manifest_identity
 
@@ -107,6 +107,8 @@ async def look_at(store: CheckpointStore, run: RunId, reference: CheckpointRefer
         return CheckpointClaim(**refused, why="its manifest's SHA-256 is not the one the trainer named")
     try:
         manifest = decode_manifest(body)
+    except NewerManifest as error:
+        return CheckpointClaim(**refused, why=str(error)[:MAX_REASON_CHARACTERS], newer=True)
     except MalformedManifest as error:
         return CheckpointClaim(**refused, why=str(error)[:MAX_REASON_CHARACTERS])
     why = _wrong(manifest, run, reference, attempt) or await _missing(store, reference, manifest)

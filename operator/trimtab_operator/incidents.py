@@ -131,6 +131,11 @@ class Latch(msgspec.Struct, frozen=True, kw_only=True):
         return self.metric == "loss"
 
     @property
+    def on_divergence(self) -> bool:
+        """Whether what the rule found has begun long before: a slow climb is seen late."""
+        return "divergence" in self.rule_text
+
+    @property
     def policy_hash(self) -> str | None:
         """The policy text acted on; None where a person asked."""
         return self.policy.hash if self.policy else None

@@ -97,7 +97,8 @@ def _needs_human(state: RunState, record: JournalRecord) -> RunState:
 
 
 def _reopened(state: RunState, record: JournalRecord) -> RunState:
-    return replace(state, failure="", failed_generation=0, restarts=0, stuck_steps=())
+    # What could not be restored under another image or configuration may be tried again under the new one.
+    return replace(state, failure="", failed_generation=0, restarts=0, stuck_steps=(), restore_failures=())
 
 
 def _snapshot(state: RunState, record: JournalRecord) -> RunState:

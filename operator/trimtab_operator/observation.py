@@ -174,7 +174,10 @@ def _with(looked: _Looked, reference: CheckpointReference, said: str) -> _Looked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointClaim:
-    """A claim of the trainer after the operator looked at the manifest and the objects it names."""
+    """A claim of the trainer after the operator looked at the manifest and the objects it names.
+
+    `newer` says that a newer version wrote the manifest: neither good nor bad, for this one cannot read it.
+    """
 
     reference: CheckpointReference
     attempt: int
@@ -185,6 +188,7 @@ class CheckpointClaim:
     """The evaluation-mode loss that the manifest gives."""
     size: int | None = None
     """The bytes of all objects that the manifest names."""
+    newer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,8 @@ class Observer:
         """`sources` reads what other runs have left; by itself it may look into every namespace."""
         self._read_back_jobs = read_back_jobs
         self.store: CheckpointStore | None = None
+        self.unread = ""
+        """Which checkpoint is left out of account, for a newer version than this one saved it."""
         self._run = run
         self._cluster = cluster
         self._journal = journal
@@ -198,6 +200,8 @@ class Observer:
         claims = (
             await look_at_claims(self.store, self._run, state, claimed, trained, self._rejections) if self.store else ()
         )
+        newer = [claim for claim in claims if claim.newer]
+        self.unread = f"the checkpoint after step {newer[-1].reference.step}: {newer[-1].why}" if newer else ""
         observation = Observation(
             job=job,
             now=now,
@@ -214,7 +218,7 @@ class Observer:
             withheld=judge.withheld,
             probation=probation_vitals(state, judge, acks, surveyed.last_step),
             missing_metrics=missing_metrics,
-            claims=claims,
+            claims=tuple(claim for claim in claims if not claim.newer),
             source=surveyed.source.source if surveyed.source is not None else None,
             source_evidence=surveyed.source.evidence if surveyed.source is not None else (),
             hold_on_nonfinite=surveyed.guard.holds_on_nonfinite,

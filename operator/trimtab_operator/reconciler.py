@@ -256,7 +256,7 @@ class RunReconciler:
             anchor_pending=self._anchors.problem,
             automation_held=hold.message if hold is not None and hold.id else "",
             deletion_pending=self._remover.trouble,
-            checkpoints_behind=self._listener.acks.behind(self.state),
+            checkpoints_behind=self._listener.acks.behind(self.state) or self._observer.unread,
             reading_back=self._read_backs.status(self.state),
         )
 

@@ -91,6 +91,9 @@ def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> d
     spared = (one for one in state.checkpoints if one.reference.key in state.spared)
     keep(spared, "files of somebody else lie there", "somebody deletes it by hand")
 
+    unproved = (one for one in state.checkpoints if one.reference.key in state.unproved)
+    keep(unproved, "it is what was saved, and did not behave so when it was restored", "the job is edited")
+
     foreign = (one for one in state.checkpoints if one.of_source)
     keep(foreign, "it belongs to the run that this one continues", "that run deletes it")
 
@@ -98,6 +101,8 @@ def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> d
     usable = [one for one in own if one.state in RESTORABLE and not why_not_restore(state, one)]
     certified = [one for one in usable if one.state is CheckpointState.CERTIFIED]
     behind_start = sum(one.reference.step > 0 for one in certified)
+    if not any(one.reference.step > 0 for one in usable):
+        keep(own, "no other behind the start may be restored", "one may be")
     last = settings.keep_last
     keep(usable[:last], f"one of the last {last} (checkpoint.keepLast)", f"{last} newer ones are there")
     newer = f"{CERTIFIED_KEPT} newer ones are certified"

@@ -403,6 +403,12 @@ class RunState:
         return SkipLedger.of((*ledger.ranges, *ranges))
 
     @property
+    def unproved(self) -> tuple[str, ...]:
+        """Manifests of checkpoints that are what was saved, and did not behave so where they were restored."""
+        failed = (self.checkpoint(key) for key in dict.fromkeys(self.restore_failures))
+        return tuple(one.reference.key for one in failed if one is not None and one.state in RESTORABLE)
+
+    @property
     def refused(self) -> Refusal | None:
         """Why the directive in force, or one that said the same, is not obeyed."""
         refusal, directive = self.refusal, self.directive

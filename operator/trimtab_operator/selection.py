@@ -3,10 +3,14 @@
 Only checkpoints of the surviving history count: one taken in an abandoned attempt is never chosen, whoever asks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trimtab_operator.incidents import Candidate
+from trimtab_operator.incidents import Candidate, Incident
 from trimtab_operator.run_state import Checkpoint, CheckpointState, RunState
+
+ENOUGH_UNPROVED = 2
+"""After so many checkpoints that are what was saved and do not behave so, no further one is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +51,12 @@ def select_rollback(state: RunState) -> Selection:
 
     Verified and certified ones count, and committed ones too: they are verified whole by the world that restores
     them, so the choice does not depend on how far background verification had got. After a relapse a certified one
-    is preferred. The state at step 0, or the checkpoint that the run continues, is the last candidate whatever the
-    bound.
+    is preferred, and for a rule on divergence, whose damage begins long before it is found. The state at step 0, or
+    the checkpoint that the run continues, is the last candidate whatever the bound.
     """
     bound = rollback_bound(state)
     incident = state.incident
-    relapsed = incident is not None and incident.relapses > 0
+    proved = "" if incident is None else _preference(incident)
     usable: list[Checkpoint] = []
     thoughts: list[tuple[Checkpoint, str]] = []
     for checkpoint in _newest_first(state):
@@ -64,8 +68,15 @@ def select_rollback(state: RunState) -> Selection:
             usable.append(checkpoint)
         thoughts.append((checkpoint, why_not))
     certified = [item for item in usable if item.state is CheckpointState.CERTIFIED]
-    target = (certified if relapsed and certified else usable)[0] if usable else None
-    return Selection(target, _explain(thoughts, target, relapsed=relapsed), bound)
+    target = (certified if proved and certified else usable)[0] if usable else None
+    return Selection(target, _explain(thoughts, target, proved), bound)
+
+
+def _preference(incident: Incident) -> str:
+    """When a certified checkpoint goes before a newer one, in words; empty where the newest old enough does."""
+    if incident.relapses:
+        return "after a relapse"
+    return "for a rule on divergence" if incident.latch.on_divergence else ""
 
 
 def select_named(state: RunState, key: str) -> Selection:
@@ -74,7 +85,7 @@ def select_named(state: RunState, key: str) -> Selection:
     why_not = why_not_restore(state, named) if named is not None else "not known"
     if named is None or why_not:
         step = named.reference.step if named is not None else 0
-        return Selection(None, _explain([(named, why_not)] if named else [], None, relapsed=False), step)
+        return Selection(None, _explain([(named, why_not)] if named else [], None, ""), step)
     thought = Candidate(
         step=named.reference.step, attempt=named.attempt, state=named.state.value, chosen=True, why="named by a person"
     )
@@ -114,9 +125,15 @@ def why_not_restore(state: RunState, checkpoint: Checkpoint) -> str:
     return ""
 
 
-def _explain(
-    thoughts: list[tuple[Checkpoint, str]], target: Checkpoint | None, *, relapsed: bool
-) -> tuple[Candidate, ...]:
+def told_unproved(keys: Sequence[str], why: str) -> str:
+    """Why no further checkpoint is tried, once several behave otherwise than when they were saved."""
+    return (
+        f"{len(keys)} checkpoints hold what was saved and behave otherwise than they did then, so what runs them is to "
+        f"blame and none of them: compare spec.trainer.image, the nodes' processors and the data with before; {why}"
+    )
+
+
+def _explain(thoughts: list[tuple[Checkpoint, str]], target: Checkpoint | None, proved: str) -> tuple[Candidate, ...]:
     explained: list[Candidate] = []
     for checkpoint, why_not in thoughts:
         chosen = target is not None and checkpoint.reference.key == target.reference.key
@@ -126,11 +143,11 @@ def _explain(
         elif chosen:
             why = (
                 "the newest certified one old enough"
-                if relapsed and checkpoint.state is CheckpointState.CERTIFIED
+                if proved and checkpoint.state is CheckpointState.CERTIFIED
                 else ("the newest one old enough")
             )
         elif not why and target is not None and checkpoint.reference.step > target.reference.step:
-            why = "not certified, and after a relapse a certified one is preferred"
+            why = f"not certified, and {proved} a certified one is preferred"
         elif not why:
             why = "an older one than the chosen"
         explained.append(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trimtab_contract.data_position import SkipLedger
-from trimtab_contract.directives import Ack, Action, Directive, Reason, TerminationMessage
+from trimtab_contract.directives import Ack, Action, CheckpointReference, Directive, Reason, TerminationMessage
 from trimtab_contract.journal import Evidence, Phase
 
 from trimtab_operator import automation, bookkeeping, checkpoint_records, drafts
@@ -11,7 +11,7 @@ from trimtab_operator.commands import Append, Command, Draft
 from trimtab_operator.incidents import Incident
 from trimtab_operator.observation import Observation, PodsState
 from trimtab_operator.run_state import Checkpoint, JournalAction, RunPhase, RunState, Source, World
-from trimtab_operator.selection import select_restart
+from trimtab_operator.selection import ENOUGH_UNPROVED, select_restart, told_unproved, why_not_restore
 
 _P = RunPhase
 
@@ -154,6 +154,8 @@ def _restart(state: RunState, observation: Observation) -> Command:
     checkpoint = select_restart(state)
     if checkpoint is None and state.source is not None:
         return _fail(state, _source_lost(state, state.source), observation.limits.generation)
+    if checkpoint is None and state.checkpoints:
+        return _fail(state, _none_left(state), observation.limits.generation)
     directive = _next_world(state, observation, Action.HOLD if checkpoint else Action.RUN, checkpoint)
     message = f"world {directive.world} starts from {_place(checkpoint)}"
     return _start(state, observation, directive, {"message": message})
@@ -169,6 +171,16 @@ def _continue(state: RunState, observation: Observation, source: Source) -> Comm
     )
     return _start(
         state, observation, directive, {"message": message}, evidence=observation.source_evidence, source=source
+    )
+
+
+def _none_left(state: RunState) -> str:
+    """Why a run that has checkpoints and may restore none does not begin anew: never from its seed without a word."""
+    newest = max(state.checkpoints, key=lambda one: (one.reference.step, one.attempt))
+    why = why_not_restore(state, newest)
+    return (
+        f"none of the run's {len(state.checkpoints)} checkpoints may be restored; the newest, of step "
+        f"{newest.reference.step}: {why}; to begin anew from the seed, start a new TrainingJob"
     )
 
 
@@ -309,7 +321,7 @@ def confirm_restore(state: RunState, observation: Observation) -> Command | None
             return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": store_away(failed)})
         if failed.reason == Reason.CONFIG_MISMATCH and state.phase in _MAY_FAIL:
             return misfit(state, observation, failed)
-        return _retry_restart(state, observation, f"{failed.reason}: {failed.detail}")
+        return _retry_restart(state, observation, failed)
     return None
 
 
@@ -326,14 +338,18 @@ def store_away(failed: Ack) -> str:
     return f"the checkpoint store does not answer, so the same checkpoint is tried again: {failed.detail}"
 
 
-def _retry_restart(state: RunState, observation: Observation, why: str) -> Command | None:
+def _retry_restart(state: RunState, observation: Observation, failed: Ack) -> Command | None:
     """The restore of a fault restart failed: the same world tries the next older checkpoint as a new attempt."""
+    why = f"{failed.reason}: {failed.detail}"
     directive = state.directive
     if directive is not None and directive.restore is not None:
-        quarantined = checkpoint_records.quarantine(state, directive.restore, why)
-        if quarantined is not None:
-            return quarantined
+        noted = _noted_failure(state, directive.restore, failed, why)
+        if noted is not None:
+            return noted
     checkpoint = select_restart(state)
+    unproved = state.unproved
+    if failed.reason == Reason.PROBE_FAILED and len(unproved) >= ENOUGH_UNPROVED and state.phase in _MAY_FAIL:
+        return _fail(state, told_unproved(unproved, why), observation.limits.generation)
     if checkpoint is None and state.phase is _P.NEEDS_HUMAN:
         return None
     if checkpoint is None:
@@ -341,3 +357,16 @@ def _retry_restart(state: RunState, observation: Observation, why: str) -> Comma
         return _fail(state, message, observation.limits.generation)
     again = drafts.instruct(state, observation, Action.HOLD, attempt=state.attempt + 1, restore=checkpoint.reference)
     return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": why})
+
+
+def _noted_failure(state: RunState, target: CheckpointReference, failed: Ack, why: str) -> Command | None:
+    """What keeps the checkpoint from being tried again, unless it is written already.
+
+    One whose bytes are those that were saved is passed over, not condemned: what runs it may be to blame.
+    """
+    if failed.reason != Reason.PROBE_FAILED:
+        return checkpoint_records.quarantine(state, target, why)
+    if target.key in state.restore_failures:
+        return None
+    after = {"key": target.key, "why": why}
+    return drafts.record(state, JournalAction.RESTORE_FAILED, reason={"message": why}, after=after)

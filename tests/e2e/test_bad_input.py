@@ -4,6 +4,7 @@ import base64
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,8 +48,10 @@ def misconfigured(operator: Cluster, sandbox: SandboxInfo) -> Iterator[HeadStart
 
 
 @pytest.mark.usefixtures("misconfigured")
-def test_a_job_waits_for_each_thing_it_lacks_and_starts_when_the_last_one_is_there(namespace: Namespace) -> None:
-    """Secret, its key, its rights, endpoint, bucket, policy and image are all wrong, and are mended one by one."""
+def test_a_job_waits_for_each_thing_it_lacks_and_starts_when_the_last_one_is_there(
+    namespace: Namespace, tmp_path: Path
+) -> None:
+    """Secret, its key, its rights, endpoint, bucket, policy, image and a volume are wrong, and mended one by one."""
     job = training_job("waiting", prepare_data(), steps=STEPS)
     spec = job["spec"]
     spec["checkpoint"] |= {"credentialsSecretRef": {"name": "keys"}, "uri": "s3://nowhere/e2e", "endpoint": CLOSED_PORT}
@@ -80,7 +83,14 @@ def test_a_job_waits_for_each_thing_it_lacks_and_starts_when_the_last_one_is_the
     _says(namespace, "waiting", "correct spec.trainer.image")
 
     del spec["trainer"]["image"]
+    corpus = tmp_path / "corpus"
+    volume = {"name": "corpus", "hostPath": {"path": str(corpus), "type": "Directory"}}
+    spec["podTemplate"]["volumes"].append(volume)
+    spec["podTemplate"]["volumeMounts"].append({"name": "corpus", "mountPath": "/corpus"})
     namespace.apply(job)
+    _says(namespace, "waiting", f"correct spec.podTemplate.volumes: FailedMount: .*{corpus} is not a directory")
+
+    corpus.mkdir()
     namespace.wait_phase("waiting", "Completed")
     trail = namespace.trail("waiting")
     assert trail.state.restarts == 0

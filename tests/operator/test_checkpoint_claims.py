@@ -80,7 +80,6 @@ async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
         (lambda one: one.save(attempt=1, manifest_attempt=2), "its manifest says attempt 2"),
         (lambda one: msgspec.structs.replace(one.save(), sha256="0" * 64), "SHA-256 is not the one the trainer named"),
         (lambda one: one.nothing(), "does not exist"),
-        (lambda one: one.save(schema=9), "schema 9"),
         (lambda one: one.save(trigger="Suspect"), "the state at which the run was held: evidence, never a target"),
     ],
 )
@@ -90,6 +89,14 @@ async def test_a_checkpoint_that_cannot_be_trusted_is_refused_with_its_reason(
     (claim,) = await look(store, trainer, make(trainer))
     assert not claim.usable
     assert why in claim.why
+
+
+async def test_what_a_newer_version_saved_is_neither_good_nor_bad(store: S3CheckpointStore, trainer: Trainer) -> None:
+    """A trainer's image may be newer than the operator: what is condemned stays so when the operator is upgraded."""
+    (claim,) = await look(store, trainer, trainer.save(schema=9))
+    assert (claim.usable, claim.newer) == (False, True)
+    assert "schema 9" in claim.why
+    assert "use a Trimtab as new as the one that saved it" in claim.why
 
 
 async def test_what_is_no_manifest_is_refused(store: S3CheckpointStore, trainer: Trainer) -> None:

@@ -101,6 +101,17 @@ def test_a_target_that_was_chosen_and_never_restored_may_be_chosen_again() -> No
     assert chosen(run_state(incident=asked.put_in_place(), checkpoints=LADDER)) == 160
 
 
+def test_for_a_slow_divergence_a_certified_one_is_preferred_from_the_first_plan_on() -> None:
+    """Its damage began long before anybody could see it: that nothing fired yet proves little."""
+    slow = latch(rule_text={"name": "climb", "metric": "loss", "divergence": {"records": 100}})
+    certified = replaced(checkpoint(100, state="Certified"))
+    state = run_state(incident=incident(latch=slow), checkpoints=certified)
+    assert chosen(state) == 100
+    assert why(state, 170) == "not certified, and for a rule on divergence a certified one is preferred"
+    assert chosen(run_state(incident=incident(), checkpoints=certified)) == 170
+    assert chosen(run_state(incident=incident(latch=slow), checkpoints=LADDER)) == 170
+
+
 def test_after_a_relapse_a_certified_one_is_preferred() -> None:
     state = run_state(
         incident=incident(relapses=1, targets=(reference(170),)),

@@ -191,15 +191,27 @@ def test_a_failed_verification_quarantines_whatever_was_thought_before(before: s
 @pytest.mark.parametrize(
     ("changes", "judged", "green", "certified"),
     [
-        ({}, 120, 81, True),
+        ({}, 120, 120, True),
+        ({}, 125, 120, True),
         ({}, 119, 119, False),
-        ({}, 120, 80, False),
+        ({}, 400, 119, False),
+        ({}, 400, 81, False),
         ({}, 120, 0, False),
         ({"phase": RunPhase.PROBATION, "incident": incident(held_step=300)}, 120, 120, False),
         ({"attempts": attempts((None, 0), (1, 70))}, 120, 120, False),
         ({"checkpoints": (checkpoint(80, state="Committed"),)}, 120, 120, False),
     ],
-    ids=["old enough", "too new", "not seen since", "never seen", "in probation", "abandoned", "not verified"],
+    ids=[
+        "old enough",
+        "absent for a moment",
+        "too new",
+        "absent too early",
+        "seen once",
+        "never seen",
+        "in probation",
+        "abandoned",
+        "not verified",
+    ],
 )
 def test_a_checkpoint_is_certified_after_enough_green_steps_of_the_surviving_history(
     changes: dict[str, Any], judged: int, green: int, certified: bool

@@ -102,6 +102,17 @@ def test_what_was_quarantined_or_abandoned_goes_when_the_incident_is_over() -> N
     assert not {8_900, 8_950} & kept(state, 9_000).keys()
 
 
+def test_what_is_as_it_was_saved_and_did_not_behave_so_stays_for_somebody_to_look_at() -> None:
+    failed = checkpoint(8_950)
+    state = run_state(checkpoints=(*history(8_800), failed), restore_failures=(failed.reference.key,))
+    assert "did not behave so" in kept(state, 30_000)[8_950]
+
+
+def test_while_nothing_behind_the_start_may_be_restored_nothing_is_deleted() -> None:
+    condemned = tuple(checkpoint(step, state="Quarantined") for step in (100, 200, 300))
+    assert kept(run_state(checkpoints=(checkpoint(0), *condemned)), 30_000).keys() == {0, 100, 200, 300}
+
+
 def test_a_checkpoint_among_the_files_of_somebody_else_is_not_tried_again() -> None:
     lost = checkpoint(8_900, state="Quarantined")
     state = run_state(checkpoints=(*history(8_800), lost), spared=(lost.reference.key,))

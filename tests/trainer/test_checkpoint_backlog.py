@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 from trimtab_contract.directives import Ack, AckState, CheckpointReference, decode
-from trimtab_trainer.checkpointing import Backlog, CheckpointBehind, Saved, SaveFailed
+from trimtab_trainer.checkpointing import (
+    Backlog,
+    CheckpointBehind,
+    Saved,
+    SaveFailed,
+    SaveRefusal,
+    SaveRefused,
+)
 from trimtab_trainer.telemetry import Outbox, Reporter, Vitals
 
 
@@ -24,6 +31,21 @@ def test_a_backlog_names_the_last_checkpoint_missed_how_many_and_what_is_stored(
     assert backlog.sentence == (
         "the checkpoint after step 120 was not stored: the bucket is full; 2 missed in a row, "
         "the newest stored is that after step 100"
+    )
+
+
+def test_a_state_that_is_refused_or_not_even_tried_is_missed_as_well() -> None:
+    """A moment that is infinite lets the loss look healthy while no checkpoint is taken any more."""
+    backlog, moment = Backlog(), "rank 0: optimizer.adamw_second_moment.head.weight: 1 elements"
+    backlog.note(saved(100), 1)
+    backlog.note(SaveRefused(110, SaveRefusal.NON_FINITE, moment, "Periodic"), 1)
+    stored = "the newest stored is that after step 100"
+    assert backlog.sentence == (
+        f"the checkpoint after step 110 was not stored: the state is not finite ({moment}); 1 missed in a row, {stored}"
+    )
+    backlog.leave_out(120, 1, "the replicas differ")
+    assert backlog.sentence == (
+        f"the checkpoint after step 120 was left out: the replicas differ; 2 missed in a row, {stored}"
     )
 
 
@@ -63,6 +85,7 @@ def test_what_becomes_of_a_suspect_state_is_no_backlog_and_ends_none() -> None:
     backlog = Backlog()
     backlog.note(SaveFailed(140, "the bucket is full", "Suspect"), 1)
     backlog.note(CheckpointBehind(140, 2, "Suspect"), 1)
+    backlog.note(SaveRefused(140, SaveRefusal.REPLICA_MISMATCH, "rank 1", "Suspect"), 1)
     assert backlog.sentence == ""
     backlog.note(behind(130), 1)
     told = backlog.sentence

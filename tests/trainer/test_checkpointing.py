@@ -183,7 +183,7 @@ class TestRefusedSaves:
         assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [False, False]
         detail = "rank 1: optimizer.adamw_first_moment.head.weight"
         for rank in range(2):
-            assert ranks.drain(rank) == [SaveRefused(30, SaveRefusal.REPLICA_MISMATCH, detail)]
+            assert ranks.drain(rank) == [SaveRefused(30, SaveRefusal.REPLICA_MISMATCH, detail, "Periodic")]
         assert store.list(root) == {}
 
     def test_a_state_that_is_not_finite_is_never_stored(
@@ -196,7 +196,7 @@ class TestRefusedSaves:
         ranks.save(states, 30)
         ranks.run(lambda rank: ranks.checkpointers[rank].flush(60))
         detail = "rank 0: model.head.weight: 1 elements"
-        assert ranks.drain(1) == [SaveRefused(30, SaveRefusal.NON_FINITE, detail)]
+        assert ranks.drain(1) == [SaveRefused(30, SaveRefusal.NON_FINITE, detail, "Periodic")]
         assert store.list(root) == {}
 
     def test_large_finite_values_are_not_taken_for_infinite_ones(self, world: Callable[..., Ranks]) -> None:

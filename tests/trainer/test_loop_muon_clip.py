@@ -11,6 +11,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     Phi3Config,
@@ -327,6 +331,43 @@ def qwen(**more: Any) -> nn.Module:
 def test_attention_that_cannot_be_clipped_is_refused(make: Any, told: str) -> None:
     with pytest.raises(InvalidFields, match=told):
         MuonClipOptimizer(make())
+
+
+@pytest.mark.parametrize(
+    ("names", "normalised"),
+    [
+        (("q_norm", "k_norm"), True),
+        (("query_layernorm", "key_layernorm"), True),
+        (("qk_norm",), True),
+        (("q_layer_norm", "k_layer_norm"), True),
+        (("q_layernorm",), True),
+        (("norm_q",), True),
+        (("v_norm",), False),
+        (("o_norm", "attn_sub_norm"), False),
+        (("kv_norm_of_something", "sub_layernorm"), False),
+    ],
+)
+def test_what_normalises_heads_is_known_by_every_name_that_models_have_for_it(
+    names: tuple[str, ...], normalised: bool
+) -> None:
+    """Unseen it would keep the logits where they are, and QK-Clip would scale the maps towards nothing."""
+    model = llama()
+    for layer in model.model.layers:
+        for name in names:
+            layer.self_attn.add_module(name, nn.RMSNorm(8))
+    assert [layer.normalised for layer in attention_layers(model).values()] == [normalised] * 2
+
+
+@pytest.mark.parametrize("kind", ["HunYuanDenseV1", "Llama4"])
+def test_models_that_call_their_norms_otherwise_are_refused(kind: str) -> None:
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 8}
+    if kind == "Llama4":
+        more = {"num_local_experts": 2, "intermediate_size_mlp": 48, "pad_token_id": None}
+        model: nn.Module = Llama4ForCausalLM(Llama4TextConfig(**SHAPE, **SPECIAL, **heads, **more))
+    else:
+        model = HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SHAPE, **SPECIAL, **heads, pad_token_id=None))
+    with pytest.raises(InvalidFields, match="normalises the query and key of each head"):
+        MuonClipOptimizer(model)
 
 
 def test_all_that_cannot_be_clipped_is_told_at_once() -> None:

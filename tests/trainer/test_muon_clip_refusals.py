@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.optim import (
     LogitRecorder,
@@ -189,6 +191,20 @@ def test_a_matrix_without_elements_is_no_work_for_muon() -> None:
     assert problems_of(lambda: MuonClip(named, [], MuonClipConfig(groups=groups))) == (
         "empty: Muon has nothing to orthogonalise in it (pattern 'empty'): it has no elements",
     )
+
+
+def test_a_parameter_of_which_other_ranks_have_the_rest_is_refused_at_once() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 4)
+        fully_shard(model)
+        problems = problems_of(lambda: MuonClip(model.named_parameters(), [], MuonClipConfig()))
+    finally:
+        dist.destroy_process_group()
+    assert [problem.partition(" (")[0] for problem in problems] == [
+        "weight: other ranks have other rows of it",
+        "bias: other ranks have other rows of it",
+    ]
 
 
 def test_parameters_of_one_name_and_one_parameter_of_two_names_are_refused() -> None:

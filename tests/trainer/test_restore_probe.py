@@ -31,7 +31,7 @@ from trimtab_trainer.collectives import World
 from trimtab_trainer.config import DataConfig, Environment, ScheduleConfig, TrainerConfig
 from trimtab_trainer.data import BatchLog
 from trimtab_trainer.data.byte_windows import ByteWindows
-from trimtab_trainer.errors import PeerLost, RestoreFailed
+from trimtab_trainer.errors import DataUnreadable, PeerLost, RestoreFailed
 from trimtab_trainer.execution import DirectiveExecutor
 from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.loop import Trainee
@@ -106,6 +106,7 @@ def runtime(alone: World, object_store: ObjectStoreServer, tmp_path: Path) -> It
         faults=FaultInjector((), 0, dict(trainee.named_parameters())),
         archivist=Archivist((), 60),
         hosts=("host",),
+        processors=("a CPU",),
         spokesman=None,
         terminating=threading.Event(),
         fingerprints=Fingerprints(config="c" * 64, code="d" * 64),
@@ -290,8 +291,51 @@ def test_windows_that_are_read_from_another_place_are_refused(runtime: Runtime, 
 
     with patch.object(ByteWindows, "window_digest", next_one):
         told = refused(runtime, saved)
-    assert told.reason == Reason.PROBE_FAILED
+    assert told.reason == Reason.CONFIG_MISMATCH
     assert "has other bytes than when the checkpoint was saved" in told.detail
+
+
+def test_data_that_cannot_be_read_now_say_nothing_of_the_checkpoint(
+    runtime: Runtime, saved: CheckpointReference
+) -> None:
+    def away(self: ByteWindows, window: int) -> str:
+        message = f"s3://data/shard: window {window}: the store does not answer"
+        raise DataUnreadable(message)
+
+    with patch.object(ByteWindows, "window_digest", away), pytest.raises(DataUnreadable, match="does not answer"):
+        restore(runtime, saved, SkipLedger())
+    assert runtime.state.restored is None
+
+
+def rounded(runtime: Runtime, saved: CheckpointReference, off: float) -> CheckpointReference:
+    """The same checkpoint, of whose losses it says that they were this much greater."""
+    manifest = decode_manifest(runtime.store.get(saved.key))
+    losses = tuple(None if loss is None else loss + off for loss in manifest.evaluation.losses)
+    evaluation = msgspec.structs.replace(manifest.evaluation, losses=losses)
+    body = encode_manifest(msgspec.structs.replace(manifest, evaluation=evaluation))
+    runtime.store.put(saved.key, body)
+    return msgspec.structs.replace(saved, sha256=sha256_hex(body))
+
+
+def test_the_same_processor_must_give_the_same_bits(runtime: Runtime, saved: CheckpointReference) -> None:
+    told = refused(runtime, rounded(runtime, saved, 6.6e-6))
+    assert told.reason == Reason.PROBE_FAILED
+    assert "has losses" in told.detail
+
+
+@pytest.mark.parametrize("changed", ["processor", "trainer"])
+def test_another_processor_or_trainer_may_add_up_in_another_order(
+    runtime: Runtime, saved: CheckpointReference, changed: str
+) -> None:
+    near = rounded(runtime, saved, 6.6e-6)
+    if changed == "processor":
+        runtime.processors = ("another CPU",)
+    else:
+        runtime.fingerprints = replace(runtime.fingerprints, code="e" * 64)
+    restore(runtime, near, SkipLedger())
+    assert runtime.state.restored == near
+    runtime.state.restored = None
+    assert "has losses" in refused(runtime, rounded(runtime, near, 0.01)).detail
 
 
 def kept_as_evidence(runtime: Runtime) -> list[tuple[int, int]]:

@@ -29,6 +29,7 @@ from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.loop import Trainee
 from trimtab_trainer.memory import for_building, saying_what_to_lower
 from trimtab_trainer.optim import routing_table
+from trimtab_trainer.processors import processor
 from trimtab_trainer.runtime import Fingerprints, Runtime, Spokesman
 from trimtab_trainer.telemetry import Outbox, Reporter, Vitals
 from trimtab_trainer.watchdog import Watchdog
@@ -191,6 +192,7 @@ def assemble_around(
         faults=faults,
         archivist=archivist,
         hosts=tuple(world.gather_text(environment.hostname)),
+        processors=tuple(world.gather_text(processor())),
         spokesman=spokesman,
         terminating=terminating,
         fingerprints=Fingerprints(config=foundation.config_sha256, code=code_sha256()),

@@ -12,15 +12,15 @@ from trimtab_contract.directives import CheckpointReference, Reason
 
 from trimtab_trainer.checkpointing.state import tensors_of
 from trimtab_trainer.config_record import config_record
-from trimtab_trainer.errors import DataUnreadable, RestoreFailed
+from trimtab_trainer.errors import RestoreFailed
 from trimtab_trainer.optim import RateOverride, parameter_checksum, whole_checksum
 from trimtab_trainer.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
 LOSS_TOLERANCE = 1e-3
-"""How far the loss may lie from the recorded one when it is added up in another order: by another number of ranks, or
-in other micro-batches."""
+"""How far the loss may lie from the recorded one when it is added up in another order: by another number of ranks, in
+other micro-batches, by other processors, another PyTorch or another version of the trainer."""
 
 
 def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -> None:
@@ -30,18 +30,19 @@ def restore(runtime: Runtime, target: CheckpointReference, ledger: SkipLedger) -
         RestoreFailed: on all ranks alike. With reason ProbeFailed, or ConfigMismatch where the configuration or the
             data are not what the checkpoint was saved under, the restored state may be in memory and must not be
             trained on.
+        DataUnreadable: on the rank whose data cannot be read, which says nothing of the checkpoint.
         PeerLost: another rank is gone.
     """
     manifest = runtime.checkpointer.restore(
         target, runtime.training_state, ledger, lambda saved, structure: misfit(runtime, saved, structure)
     )
-    found = [text for text in runtime.world.gather_text(_problem(runtime, manifest, _checksum(runtime))) if text]
-    loss = _loss_problem(runtime, manifest)
-    if found or loss:
+    found = _anywhere(runtime, _problem(runtime, manifest, _checksum(runtime)))
+    other_data = "" if found else _anywhere(runtime, _data_problem(runtime, manifest))
+    if problem := found or other_data or _loss_problem(runtime, manifest):
         edited = manifest.config_sha256 != runtime.fingerprints.config
-        reason = Reason.CONFIG_MISMATCH if edited else Reason.PROBE_FAILED
+        reason = Reason.CONFIG_MISMATCH if edited or other_data else Reason.PROBE_FAILED
         changed = changed_config(runtime, manifest) if edited else ()
-        raise RestoreFailed(reason, target.key, "; ".join((found[0] if found else loss, *changed)))
+        raise RestoreFailed(reason, target.key, "; ".join((problem, *changed)))
     if allowed := changes(runtime, manifest):
         logger.warning("restored under another configuration: %s", "; ".join(allowed.values()))
     runtime.state.restored_to(target, manifest.step, ledger)
@@ -91,6 +92,11 @@ def changed_seed(now: int, manifest: CheckpointManifest) -> tuple[str, ...]:
     return () if saved in {None, now} else (f"seed: was {saved}, is {now}",)
 
 
+def _anywhere(runtime: Runtime, own: str) -> str:
+    """What the first rank that found something found, the same on all of them."""
+    return next((text for text in runtime.world.gather_text(own) if text), "")
+
+
 def _checksum(runtime: Runtime) -> str:
     """The checksum of the state in place; of a sharded one, with the parts of all ranks."""
     own = parameter_checksum(tensors_of(runtime.training_state.flat()).items())
@@ -112,20 +118,22 @@ def _problem(runtime: Runtime, manifest: CheckpointManifest, live: str) -> str:
     window = SkipLedger(manifest.skip).window_of_step(manifest.step + 1)
     if window != manifest.evaluation.window:
         return f"the next window by the manifest's ledger is {window}, the manifest says {manifest.evaluation.window}"
-    try:
-        digest = runtime.data.window_digest(window)
-    except DataUnreadable as error:
-        return str(error)
-    if digest != manifest.evaluation.window_sha256:
+    return ""
+
+
+def _data_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
+    """What is otherwise with the window that follows: no checkpoint is to blame for the data."""
+    window = manifest.evaluation.window
+    if runtime.data.window_digest(window) != manifest.evaluation.window_sha256:
         return f"window {window} has other bytes than when the checkpoint was saved"
     return ""
 
 
 def _loss_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
-    """Compare the loss of the recorded window: bit for bit where it is cut up as it was then, nearly otherwise."""
+    """Compare the loss of the recorded window: bit for bit where it is computed as it was then, nearly otherwise."""
     recorded = manifest.evaluation.losses
     measured = runtime.evaluation_losses(manifest.evaluation.window)
-    if len(recorded) == len(measured) and manifest.evaluation.micro_batch in {None, runtime.micro_batch}:
+    if len(recorded) == len(measured) and _computed_alike(runtime, manifest):
         same = all(_same(now, then) for now, then in zip(measured, recorded, strict=True))
     else:
         now, then = _mean(measured), _mean(recorded)
@@ -133,6 +141,16 @@ def _loss_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
     if same:
         return ""
     return f"window {manifest.evaluation.window} has losses {list(measured)}, recorded were {list(recorded)}"
+
+
+def _computed_alike(runtime: Runtime, manifest: CheckpointManifest) -> bool:
+    """Whether nothing is known that adds up in another order than when the checkpoint was saved."""
+    saved = manifest.evaluation
+    return (
+        saved.micro_batch in {None, runtime.micro_batch}
+        and saved.processors in {None, runtime.processors}
+        and manifest.code_sha256 == runtime.fingerprints.code
+    )
 
 
 def _same(measured: float, recorded: float | None) -> bool:

@@ -96,6 +96,8 @@ class Runtime:
     faults: FaultInjector
     archivist: Archivist
     hosts: tuple[str, ...]
+    processors: tuple[str, ...]
+    """What computes on each rank (`processors.processor`)."""
     spokesman: Spokesman | None
     terminating: threading.Event
     fingerprints: Fingerprints
@@ -267,6 +269,12 @@ class Runtime:
                 self.spokesman.reporter.checkpoints(self.backlog.sentence)
             self._pass_on(event)
 
+    def leave_out_checkpoint(self, why: str) -> None:
+        """Say that a checkpoint which is due is not taken."""
+        self.backlog.leave_out(self.state.step, self.state.attempt, why)
+        if self.spokesman is not None:
+            self.spokesman.reporter.checkpoints(self.backlog.sentence)
+
     def _pass_on(self, event: CheckpointEvent) -> None:
         if isinstance(event, Saved):
             if event.trigger != "Suspect":
@@ -303,6 +311,7 @@ class Runtime:
             data=self.data.description,
             micro_batch=self.micro_batch,
             seed=self.config.seed,
+            processors=self.processors,
         )
 
     @property

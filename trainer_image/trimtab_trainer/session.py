@@ -139,7 +139,11 @@ class Session:
 
     def checkpoint(self, trigger: Trigger = "Periodic") -> None:
         """Save in the background, unless the state is known to be bad; every rank calls it at the same step."""
-        if not self._state.replicas_differ and not self._state.withheld_in_a_row:
+        if self._state.replicas_differ:
+            self._runtime.leave_out_checkpoint("the replicas differ")
+        elif self._state.withheld_in_a_row:
+            self._runtime.leave_out_checkpoint("the update of this step was withheld as non-finite")
+        else:
             self._runtime.save(trigger)
 
     def _draw(self, step: int) -> Batch:

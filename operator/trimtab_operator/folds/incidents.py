@@ -199,10 +199,10 @@ def restored(state: RunState, record: JournalRecord) -> RunState:
 
 
 def restore_failed(state: RunState, record: JournalRecord) -> RunState:
-    """The plan's checkpoint could not be put in place; it is not tried for ever."""
+    """A checkpoint could not be put in place; it is not tried for ever, and a plan that names it has failed."""
     after = record.after or {}
     key = str(after["key"])
-    if state.incident is not None and state.incident.plans:
+    if state.incident is not None and state.incident.plans and state.incident.plans[-1].target.key == key:
         failed = msgspec.structs.replace(state.incident.plans[-1], failed=str(after["why"]))
         incident = msgspec.structs.replace(state.incident, plans=(*state.incident.plans[:-1], failed))
         state = replace(state, incident=incident)

@@ -11,6 +11,8 @@ from trimtab_operator.folds.requests import skip_refused
 from trimtab_operator.folds.values import read
 from trimtab_operator.run_state import Attempt, Refusal, RunPhase, RunState, Source, World
 
+_MAY_BE_EDITED = frozenset({"Suspended", "Edited"})
+"""How a world is lost whose successor may run another image or configuration."""
 _FAULTS = frozenset({"Crashed", "Hung", Reason.STUCK_NON_FINITE.value})
 """How a world is lost by a fault: no person told it to end, nor was it evicted or preempted, a cluster's routine."""
 
@@ -87,7 +89,8 @@ def world_lost(state: RunState, record: JournalRecord) -> RunState:
         incident = msgspec.structs.replace(incident, world_lost=True)
     stuck = (record.after or {}).get("stuck_step")
     steps = (*state.stuck_steps, int(stuck)) if stuck is not None else state.stuck_steps
-    state = replace(state, world=lost, incident=incident, stuck_steps=steps)
+    failures = () if lost.lost_reason in _MAY_BE_EDITED else state.restore_failures
+    state = replace(state, world=lost, incident=incident, stuck_steps=steps, restore_failures=failures)
     return with_failure(state, record) if lost.lost_reason in _FAULTS else state
 
 

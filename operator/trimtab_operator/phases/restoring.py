@@ -46,7 +46,10 @@ def restoring(state: RunState, observation: Observation) -> Command | None:
             return drafts.intend(state, JournalAction.DIRECTIVE, again, reason={"message": worlds.store_away(failed)})
         if failed.reason == Reason.CONFIG_MISMATCH:
             return worlds.misfit(state, observation, failed)
-        return checkpoint_records.quarantine(state, incident.target, f"{failed.reason}: {failed.detail}")
+        why = f"{failed.reason}: {failed.detail}"
+        if failed.reason == Reason.PROBE_FAILED:
+            return _plan_failed(state, incident.target.key, why)
+        return checkpoint_records.quarantine(state, incident.target, why)
     return None
 
 
@@ -58,13 +61,12 @@ def drop_target(state: RunState, _observation: Observation) -> Command | None:
     known = state.checkpoint(incident.target.key)
     if known is None or known.state in RESTORABLE:
         return None
-    return drafts.record(
-        state,
-        JournalAction.RESTORE_FAILED,
-        _P.SELECTING,
-        reason={"message": known.why},
-        after={"key": incident.target.key, "why": known.why},
-    )
+    return _plan_failed(state, incident.target.key, known.why)
+
+
+def _plan_failed(state: RunState, key: str, why: str) -> Command:
+    after = {"key": key, "why": why}
+    return drafts.record(state, JournalAction.RESTORE_FAILED, _P.SELECTING, reason={"message": why}, after=after)
 
 
 def refused_skip(state: RunState, observation: Observation) -> Command | None:

@@ -8,7 +8,13 @@ from trimtab_operator.incidents import MAX_PLANS, Incident, Plan, hashed
 from trimtab_operator.observation import Observation
 from trimtab_operator.phases import approval
 from trimtab_operator.run_state import JournalAction, RunPhase, RunState
-from trimtab_operator.selection import Selection, select_named, select_rollback
+from trimtab_operator.selection import (
+    ENOUGH_UNPROVED,
+    Selection,
+    select_named,
+    select_rollback,
+    told_unproved,
+)
 
 _P = RunPhase
 
@@ -34,6 +40,8 @@ def selecting(state: RunState, observation: Observation) -> Command | None:
         return _ask(state, f"{spent} rollbacks within the budget's window are spent (budget.maxRollbacks)")
     if len(incident.plans) >= MAX_PLANS:
         return _ask(state, f"none of this incident's {MAX_PLANS} plans helped, and an incident holds no more")
+    if not incident.asked and len(state.unproved) >= ENOUGH_UNPROVED:
+        return _ask(state, told_unproved(state.unproved, incident.plans[-1].failed if incident.plans else ""))
     named = incident.wishes.key
     selection = select_named(state, named) if named else select_rollback(state)
     if selection.target is None and not named and not state.checkpoints and state.world_lives:

@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from trimtab_trainer.checkpointing.events import CheckpointBehind, CheckpointEvent, Saved, SaveFailed
+from trimtab_trainer.checkpointing.events import CheckpointBehind, CheckpointEvent, Saved, SaveFailed, SaveRefused
+from trimtab_trainer.checkpointing.reasons import SaveRefusal
+
+_REFUSED = {
+    SaveRefusal.NON_FINITE: "the state is not finite",
+    SaveRefusal.REPLICA_MISMATCH: "the replicas differ",
+}
 
 
 @dataclass(slots=True)
@@ -22,7 +28,7 @@ class Backlog:
 
         What becomes of a suspect state, from which nobody goes on, is neither a gain nor a loss.
         """
-        if isinstance(event, (Saved, SaveFailed, CheckpointBehind)) and event.trigger == "Suspect":
+        if isinstance(event, (Saved, SaveFailed, SaveRefused, CheckpointBehind)) and event.trigger == "Suspect":
             return
         if isinstance(event, Saved):
             self._stored = event.reference.step
@@ -34,6 +40,13 @@ class Backlog:
             self._miss(event.step, attempt, f"the checkpoint after step {event.step} was left out: {why}")
         elif isinstance(event, SaveFailed):
             self._miss(event.step, attempt, f"the checkpoint after step {event.step} was not stored: {event.detail}")
+        elif isinstance(event, SaveRefused):
+            told = f"{_REFUSED[event.reason]} ({event.detail})"
+            self._miss(event.step, attempt, f"the checkpoint after step {event.step} was not stored: {told}")
+
+    def leave_out(self, step: int, attempt: int, why: str) -> None:
+        """A checkpoint that was due is not even tried, for the state is none to go on from."""
+        self._miss(step, attempt, f"the checkpoint after step {step} was left out: {why}")
 
     def _miss(self, step: int, attempt: int, what: str) -> None:
         self._step, self._attempt = step, attempt

@@ -23,6 +23,7 @@ class SaveRefused:
     step: int
     reason: SaveRefusal
     detail: str
+    trigger: Trigger
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class SaveThread(threading.Thread):
         try:
             reference = self._committed(job)
         except _NotCommitted as refused:
-            self._events.append(SaveRefused(step, refused.reason, refused.detail))
+            self._events.append(SaveRefused(step, refused.reason, refused.detail, job.request.trigger))
         except (StoreError, SaveBroken, PeerLost, OSError) as error:
             self._events.append(SaveFailed(step, str(error), job.request.trigger))
         else:

@@ -1,5 +1,6 @@
 """Which modules of a model attend, what makes their logits, and how large those became in a step."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, cast
@@ -11,8 +12,9 @@ from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.optim import LogitRecorder, multihead_attention, separate_projections
 
-_NORMS: Final = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
-"""How models of Hugging Face call what normalises the query and key of each head behind their maps."""
+_OF_HEADS: Final = re.compile(r"(^|_)(q|k|qk|query|key)(_|$|norm|layernorm)")
+"""Is in every name that models of Hugging Face have for what normalises the query and key of each head behind their
+maps: `q_norm`, `key_layernorm`, `qk_norm`, `q_layer_norm`, …"""
 
 
 def attention_layers(model: nn.Module) -> dict[str, AttentionHeads]:
@@ -113,8 +115,13 @@ def _separate(name: str, module: nn.Module) -> AttentionHeads | None:
         key,
         heads=query.out_features // dimension,
         key_heads=key.out_features // dimension,
-        normalised=any(isinstance(getattr(module, norm, None), nn.Module) for norm in _NORMS),
+        normalised=any(_normalises_heads(child, one) for child, one in module.named_children()),
     )
+
+
+def _normalises_heads(name: str, module: nn.Module) -> bool:
+    norm = "norm" in name or "Norm" in type(module).__name__
+    return norm and _OF_HEADS.search(name) is not None
 
 
 def _without_known(names: Iterable[str], known: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any, cast, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,8 +22,9 @@ class MuonClipOptimizer(Optimizer):
     """MuonClip over all parameters of a model that require a gradient; embeddings go to AdamW under whatever name.
 
     There are two groups, Muon's and AdamW's, so that any schedule of PyTorch's sets their rates. The largest logits are
-    those of the forward passes in training mode since the last update. Where no parameter has a gradient, nothing is
-    updated and no head clipped.
+    those of the forward passes in training mode since the last update, over all processes of the default group: by its
+    own batches alone each replica would clip otherwise. Where no parameter has a gradient, nothing is updated and no
+    head clipped.
 
     `attention` tells what makes the logits of each module of the model that attends, by the module's name.
 
@@ -52,7 +54,7 @@ class MuonClipOptimizer(Optimizer):
         self._places = self._where()
         self._peers: Peers | None = None
         self.agreed_logits: Tensor | None = None
-        """The largest logits [layers, heads] over all processes, for the next update; where there is but one, None."""
+        """The largest logits [layers, heads] over all processes, for the next update; None where `step` shall ask."""
         self.telemetry: StepTelemetry | None = None
         """What the last update did."""
         groups = [
@@ -70,6 +72,11 @@ class MuonClipOptimizer(Optimizer):
     def routing(self) -> str:
         """One line for each parameter: which optimizer updates it, and why."""
         return routing_table(self._muon_clip.routes)
+
+    @property
+    def muon_clip(self) -> MuonClip:
+        """What updates the parameters as they lie now."""
+        return self._muon_clip
 
     def divide(self, peers: Peers) -> None:
         """See `MuonClip.divide`."""
@@ -101,9 +108,10 @@ class MuonClipOptimizer(Optimizer):
             if inner.count != muon["updates"]:
                 inner.load_state_dict({**inner.state_dict(), "count": muon["updates"]})
             inner.set_lr(muon["lr"] / settings.muon_lr, adamw["lr"] / settings.adamw_lr)
-            logits, self.agreed_logits = self.agreed_logits, None
-            own = self.take_logits() if logits is None else logits
-            self.telemetry = inner.step(own.to(next(iter(self._trained.values())).device))
+            device = next(iter(self._trained.values())).device
+            agreed, self.agreed_logits = self.agreed_logits, None
+            logits = _over_all_processes(self.take_logits().to(device)) if agreed is None else agreed.to(device)
+            self.telemetry = inner.step(logits)
             muon["updates"] = adamw["updates"] = inner.count
         return loss
 
@@ -139,6 +147,14 @@ class MuonClipOptimizer(Optimizer):
         for kind, tensors in self._muon_clip.tensors().items():
             for name, tensor in tensors.items():
                 self.state[self._trained[name]][kind] = tensor
+
+
+def _over_all_processes(logits: Tensor) -> Tensor:
+    """The largest of every process, in place; what is not a number is infinite, since a maximum may lose it."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and logits.numel():
+        logits = logits.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        dist.all_reduce(logits, dist.ReduceOp.MAX)
+    return logits
 
 
 def _with_embeddings(config: MuonClipConfig, model: nn.Module, trained: Mapping[str, Tensor]) -> MuonClipConfig:

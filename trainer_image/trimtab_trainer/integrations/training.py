@@ -3,7 +3,7 @@
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data import targets_of
 from trimtab_trainer.errors import WorldEnded
 from trimtab_trainer.faults import FaultInjector
+from trimtab_trainer.health_metrics import HealthMetrics, Metrics
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
 from trimtab_trainer.optim import RateOverride, count_non_finite, first_non_finite
@@ -110,6 +111,7 @@ class Training:
             self._muon_clip.divide(world)
             if world.rank == 0:
                 logger.info("parameters and their optimizers:\n%s", self._muon_clip.routing)
+        self._health = HealthMetrics(foundation.config.telemetry.health_every, _layers(trainee.named_parameters()))
         self._batch: Batch | None = None
         self._losses: list[Tensor] = []
         self._measured: _Measured | None = None
@@ -211,8 +213,9 @@ class Training:
             self._session.progress()
         else:
             scalars, vectors = self._of_the_update()
+            figures, by_layer = self._of_the_state()
             withheld = float(self._gate is Gate.WITHHOLD)
-            self._session.report({**self._numbers, "skipped_update": withheld} | scalars, vectors)
+            self._session.report({**self._numbers, "skipped_update": withheld} | scalars | figures, vectors | by_layer)
         self._measured, self._schedule_before = None, None
 
     def _of_the_update(self) -> tuple[dict[str, float], dict[str, Tensor]]:
@@ -227,6 +230,16 @@ class Training:
         gamma = update.qk_clip_gamma
         clipped = (gamma < 1).float().mean().item()
         return scalars | {"qk_clip_share": clipped}, vectors | {"qk_clip_gamma": gamma}
+
+    def _of_the_state(self) -> Metrics:
+        """What MuonClip's weights and moments are like, every `telemetry.healthEvery` steps."""
+        optimizer, batch = self._muon_clip, self._batch
+        if optimizer is None or batch is None:
+            return {}, {}
+        update = optimizer.telemetry if self._gate is Gate.UPDATE else None
+        gamma = None if update is None else update.qk_clip_gamma
+        parameters = list(self._learner.model.named_parameters())
+        return self._health.of_step(batch.attempt, batch.step, gamma, optimizer.muon_clip, parameters, self._world)
 
     def _scale_rates(self, factor: float) -> None:
         if factor != 1.0:
@@ -246,6 +259,17 @@ class Training:
         if self._gate is Gate.UPDATE:
             self._optimizer.count += 1
             self._rates_again()
+
+
+def _layers(parameters: Iterable[tuple[str, Tensor]]) -> list[list[str]]:
+    """The names of each layer's parameters: layers are numbered in their names, once."""
+    found: dict[str, list[str]] = {}
+    for name, _ in parameters:
+        parts = name.split(".")
+        number = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
+        if number is not None:
+            found.setdefault(".".join(parts[: number + 1]), []).append(name)
+    return list(found.values())
 
 
 def _factor(step: int, override: RateOverride | None) -> float:

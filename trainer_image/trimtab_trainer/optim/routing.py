@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from trimtab_trainer.distributed_tensors import is_sharded
 from trimtab_trainer.fields import raise_if_any
 from trimtab_trainer.optim.config import Optimizer, ParameterGroup
 
@@ -126,6 +127,11 @@ def _counted(rows: tuple[int, ...]) -> str:
 
 
 def _type_problem(name: str, parameter: Tensor, *, masters: bool) -> str | None:
+    if is_sharded(parameter):
+        return (
+            f"{name}: other ranks have other rows of it (fully_shard), and MuonClip updates whole matrices; let "
+            "trimtab_trainer.sharded_optimizer.ShardedOptimizer put them together for each update"
+        )
     if parameter.dtype in MASTER_TYPES or (masters and parameter.is_floating_point()):
         return None
     if masters:
