@@ -84,6 +84,14 @@ def test_micro_batches_in_bfloat16_go_back_exactly_and_count_windows_not_batches
             logits, gamma = (record.vectors[name] for name in ("qk_max_logit", "qk_clip_gamma"))
             assert logits.shape == gamma.shape == (2, 4)
             assert [factor < 1 for factor in gamma.values()] == [logit > 0.3 for logit in logits.values()]
+        # Every twenty steps the state of weights and moments, as of the reference trainer.
+        assert [step for step, record in records.items() if "weight_norm" in record.scalars] == [20]
+        looked = undisturbed.records()[20]
+        assert looked.scalars["nonfinite_weights"] == looked.scalars["nonfinite_state"] == 0
+        assert min(looked.scalars["momentum_norm"], looked.scalars["spectral_norm"]) > 0
+        assert looked.vectors["layer_weight_norm"].shape == (2,)
+        assert looked.vectors["qk_clip_rate"].shape == (2, 4)
+        assert records[20].scalars["weight_norm"] == looked.scalars["weight_norm"]
         # Rules on either metric see the same head two updates in a row, as those of the policy library do.
         for metric, streak in (("qk_max_logit", "longestStreakAbove"), ("qk_clip_gamma", "longestStreakBelow")):
             bound = 0.3 if metric == "qk_max_logit" else 1

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
-from trimtab_trainer.config import DataConfig, PackingConfig, SourceKind, TrainerConfig
+from trimtab_trainer.config import DataConfig, PackingConfig, SourceKind, TelemetryConfig, TrainerConfig
 from trimtab_trainer.integrations.hugging_face import argument_problems, causal_inputs
 from trimtab_trainer.integrations.lightning import trainer_problems
 from trimtab_trainer.integrations.run import foreign_settings
@@ -116,6 +116,8 @@ def test_trainers_of_lightning_that_do_not_fit_are_named(changed: dict[str, Any]
         (replace(PLAIN, optimizer=MuonClipConfig(muon_lr=0.5)), "optimizer"),
         (replace(PLAIN, gradient_clip=0.5), "gradientClip"),
         (replace(PLAIN, precision="bfloat16"), "precision"),
+        (replace(PLAIN, telemetry=TelemetryConfig(every=3)), "telemetry.every"),
+        (replace(PLAIN, telemetry=TelemetryConfig(exact_max_logits=True)), "telemetry.exactMaxLogits"),
         (replace(PLAIN, model=TransformerConfig(sequence=32, width=64)), "model"),
         (
             replace(
@@ -131,6 +133,10 @@ def test_trainers_of_lightning_that_do_not_fit_are_named(changed: dict[str, Any]
 def test_settings_that_nothing_would_obey_are_refused(config: TrainerConfig, field: str) -> None:
     (problem,) = foreign_settings(config)
     assert problem.startswith(f"{field}: ")
+
+
+def test_how_often_the_health_of_the_weights_is_looked_at_is_obeyed() -> None:
+    assert not list(foreign_settings(replace(PLAIN, telemetry=TelemetryConfig(health_every=5))))
 
 
 def test_a_causal_model_that_shifts_labels_itself_predicts_each_target_from_its_token() -> None:
