@@ -8,7 +8,7 @@ import hashlib
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -32,6 +32,8 @@ from benchmarks.figures import Figure, Measurement, ratios, write
 from benchmarks.network_link import distant_store
 
 MODEL = TransformerConfig(width=512, layers=8, heads=8, sequence=128)
+WINDOW = 4
+"""Samples of a rank in a step."""
 STAGING_MEGABYTES = 64 * 2**20 / 1e6
 LINK_GIGABITS = 3.0
 LINK = f"over a link of {LINK_GIGABITS:g} Gbit/s"
@@ -51,6 +53,7 @@ class Times:
     raw_download: list[float] = field(default_factory=list[float])
     raw_download_again: list[float] = field(default_factory=list[float])
     hashed_download: list[float] = field(default_factory=list[float])
+    evaluation: list[float] = field(default_factory=list[float])
     staging: list[float] = field(default_factory=list[float])
 
 
@@ -106,6 +109,7 @@ class Bench:
         self._step += 1
         before = peak_megabytes()
         forget_peak()
+        times.evaluation.append(seconds(self._evaluate))
         times.stall.append(seconds(lambda: self.ranks.save([self.state], self._step)))
         waited = seconds(lambda: self.ranks.checkpointers[0].flush(600))
         times.save.append(times.stall[-1] + waited)
@@ -113,6 +117,12 @@ class Bench:
             # Later rounds use the room of the first: what they need beyond it has no copy in it.
             times.staging.append(peak_megabytes() - before - self.megabytes)
         return next(event.reference for event in reversed(self.ranks.drain(0)) if isinstance(event, Saved))
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        """The loss of the window that follows, by which a restore is proved: training waits for that, too."""
+        tokens = torch.randint(0, MODEL.vocab_size, (WINDOW, MODEL.sequence + 1))
+        self.state.model(tokens[:, :-1], tokens[:, 1:])
 
     def _read_back(self, reference: CheckpointReference, shard: str, size: int, times: Times) -> None:
         times.restore.append(seconds(lambda: self.ranks.restore(reference, [self.other])))
@@ -189,6 +199,11 @@ def figures(times: Times, distant: Times) -> tuple[Figure, ...]:
     """Ratios of what was measured side by side; the first stall makes the room that later ones use."""
     return (
         Figure("training's stall ÷ a synchronous save", ratios(times.stall[1:], times.save[1:]), goal=1 / 20),
+        Figure(
+            f"the same with the loss of the next window ({WINDOW} samples of {MODEL.sequence} tokens)",
+            ratios(_added(times.stall[1:], times.evaluation[1:]), _added(times.save[1:], times.evaluation[1:])),
+            goal=1 / 20,
+        ),
         Figure("save ÷ a raw multipart upload of the same bytes", ratios(times.save, times.raw_upload), goal=1.25),
         *_restores(times, ""),
         Figure("restore ÷ the plain one into memory used before", ratios(times.restore, times.raw_download_again)),
@@ -202,6 +217,10 @@ def figures(times: Times, distant: Times) -> tuple[Figure, ...]:
         Figure("restore", tuple(times.restore), "s"),
         Figure(f"restore, {LINK}", tuple(distant.restore), "s"),
     )
+
+
+def _added(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [one + other for one, other in zip(some, others, strict=True)]
 
 
 def _restores(times: Times, where: str) -> Iterator[Figure]:
@@ -231,6 +250,7 @@ def main() -> None:
             notes=(
                 "A restore uses the memory of the save before; a download into new memory pays for every page of it.",
                 "All transfers have parts of the same size, as many threads and the same client library.",
+                "The loss of the next window is one forward pass: a quarter of a step on this CPU.",
                 "The raw upload is boto3's own, as is the first download; the plain one asks for each part.",
                 "With SHA-256, each part is hashed by the thread that fetched it: what no restore can do without.",
                 "Server and trainer share the processors: hashing is hidden only where a network lies between.",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_ranks import RUN, TINY, Ranks, all_tensors, image, new_state
+from checkpoint_ranks import FAST, RUN, TINY, Ranks, all_tensors, image, new_state
 from object_store_fixture import ADMIN, READER, ObjectStoreServer
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, encode_manifest, sha256_hex
@@ -409,21 +409,23 @@ class TestOutages:
             object_store.thaw()
         assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [True, True]
 
-    def test_periodic_saves_are_left_out_while_two_are_pending_and_final_ones_are_not(
-        self, world: Callable[..., Ranks], object_store: ObjectStoreServer
+    @pytest.mark.parametrize("allowed", [1, 2])
+    def test_periodic_saves_are_left_out_while_as_many_as_allowed_are_pending_and_final_ones_are_not(
+        self, world: Callable[..., Ranks], object_store: ObjectStoreServer, allowed: int
     ) -> None:
-        ranks = world()
-        states = equal_states(7)
+        ranks = world(limits=replace(FAST, max_pending=allowed))
+        states, steps = equal_states(7), [30, 40, 50]
         object_store.freeze()
         try:
-            for step in (30, 40, 50):
+            for step in steps:
                 ranks.save(states, step)
             ranks.save(states, 60, trigger="Final")
-            assert [ranks.drain(rank) for rank in range(2)] == [[CheckpointBehind(50, 2, "Periodic")]] * 2
+            behind = [CheckpointBehind(step, allowed, "Periodic") for step in steps[allowed:]]
+            assert [ranks.drain(rank) for rank in range(2)] == [behind] * 2
         finally:
             object_store.thaw()
         assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [True, True]
-        assert [event.reference.step for event in ranks.drain(1)[1:]] == [30, 40, 60]
+        assert [event.reference.step for event in ranks.drain(1)[len(behind) :]] == [*steps[:allowed], 60]
 
     def test_a_save_that_misses_its_deadline_leaves_nothing_that_could_be_chosen(
         self, world: Callable[..., Ranks], store: ObjectStore, object_store: ObjectStoreServer, root: str

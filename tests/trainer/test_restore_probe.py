@@ -174,6 +174,27 @@ def test_a_sound_restore_passes_and_trains_on_from_its_step(runtime: Runtime, sa
     assert (runtime.state.step, runtime.state.restored) == (STEP, saved)
 
 
+def test_a_drain_waits_for_the_save_that_is_on_its_way_before_it_takes_another_copy(
+    runtime: Runtime, object_store: ObjectStoreServer
+) -> None:
+    train(runtime, 2)
+    object_store.freeze()
+    runtime.save("Periodic")
+    train(runtime, 1)
+    landed: list[bool] = []
+    whole = Checkpointer.save
+
+    def counted(self: Checkpointer, *state: Any, **about: Any) -> None:
+        landed.append(self.flush(0))
+        whole(self, *state, **about)
+
+    with patch.object(Checkpointer, "save", counted):
+        threading.Timer(0.5, object_store.thaw).start()
+        saved = runtime.save_now("Terminated")
+    assert saved is not None
+    assert (saved.step, landed) == (3, [True])
+
+
 def test_a_schedule_that_starts_again_is_refused(runtime: Runtime, saved: CheckpointReference) -> None:
     trainee = cast("Trainee", runtime.trainee)
     rate: Callable[[int, RateOverride | None], float] = trainee.learning_rate

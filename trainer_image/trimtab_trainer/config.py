@@ -98,7 +98,7 @@ class CheckpointConfig:
     upload_mebibytes_per_second: float | None = None
     """What each rank sends at most; no bound where it is left out."""
 
-    pending_saves: int = 2
+    pending_saves: int = 1
     """Saves on their way at once, each with a copy of the state in host memory."""
 
     def __post_init__(self) -> None:

@@ -245,9 +245,12 @@ class Runtime:
 
     def save_now(self, trigger: Trigger) -> CheckpointReference | None:
         """Save on every rank and wait until all know that it is complete; None where it did not become so."""
+        until = time.monotonic() + self.config.save_wait_seconds
         if self._saved_for_good != (self.state.attempt, self.state.step):
+            # What waits for the store has a copy of the state each, and leaves before this one is made.
+            self._wait_for_saves(until)
             self.save(trigger)
-        self.wait_for_saves()
+        self._wait_for_saves(until)
         # Rank 0 must not leave before: with it goes the store from which the others learn how the save ended. A rank
         # that is gone already needs to learn nothing.
         with suppress(PeerLost):
@@ -257,7 +260,10 @@ class Runtime:
 
     def wait_for_saves(self) -> None:
         """Wait for the saves that are on their way, within the bound of the configuration."""
-        self.checkpointer.flush(self.config.save_wait_seconds)
+        self._wait_for_saves(time.monotonic() + self.config.save_wait_seconds)
+
+    def _wait_for_saves(self, until: float) -> None:
+        self.checkpointer.flush(max(until - time.monotonic(), 0.0))
         self.vitals.advance()
         self.collect_checkpoint_events()
 

@@ -194,6 +194,7 @@ class Session:
         """The last step is done: save, say so, and wait for the judgement of every record."""
         if not self._state.finished:
             self._state.finished = True
+            self._runtime.wait_for_saves()  # their copies of the state go before another is made
             self.checkpoint("Final")
             self._runtime.wait_for_saves()
         self._executor.announce(AckState.FINISHED)

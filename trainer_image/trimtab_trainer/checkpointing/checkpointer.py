@@ -39,7 +39,7 @@ from trimtab_trainer.read_back import BYTES_PER_SECOND, PATIENCE_SECONDS
 class CheckpointLimits:
     """Bounds on what goes on in the background."""
 
-    max_pending: int = 2
+    max_pending: int = 1
     """Saves that may wait for the store; each holds a copy of the state in host memory."""
 
     upload_bytes_per_second: float | None = None
