@@ -1,7 +1,9 @@
 """Which checkpoints a Job of its own reads back, because no other host of their world can: intent and result. Pure.
 
-A world of one node has its own word only; one that has finished or is suspended has nobody left. Nothing waits for the
-Job, whatever becomes of it, but for the last checkpoint of a finished world, which is waited for in any case.
+A world of one node has its own word only; one that has finished or is suspended has nobody left; and one of several
+nodes reads each checkpoint once, so that what its store did not hand out then, or what it left unread at its end, stays
+so. Nothing waits for the Job, whatever becomes of it, but for the last checkpoint of a finished world, which is waited
+for in any case.
 """
 
 from collections.abc import Iterable
@@ -24,6 +26,8 @@ NEWEST = MOST_ORDERED
 made for. An older one is restored by later plans only, and verified whole as they read it."""
 TRIES = 3
 """After so many Jobs that could not say anything of a checkpoint, none is started for it any more."""
+READ_SINCE = 2
+"""A world of several nodes reads in order: once it has read so many newer ones, it comes back to none before them."""
 PAUSE_SECONDS = 300.0
 """Between two Jobs of a world that trains, which may save every few seconds."""
 RETRY_SECONDS = 600.0
@@ -38,6 +42,7 @@ LEAST_BYTES_PER_SECOND = 16 * 1024 * 1024
 UNKNOWN_SIZE_SECONDS = 6 * 3600
 """For a checkpoint of which the journal does not say how large it is."""
 
+_READ = frozenset({CheckpointState.VERIFIED, CheckpointState.CERTIFIED})
 _STANDING = frozenset({RunPhase.WATCHING, RunPhase.COMPLETED, RunPhase.STOPPED, RunPhase.FAILED})
 
 
@@ -103,9 +108,11 @@ def next_intent(state: RunState, observation: Observation) -> Command | None:
     if not observation.may_read_back:
         return None
     calm = state.phase in _STANDING and state.incident is None and (state.ended or observation.firing is None)
-    if not calm or not (_over(state, observation) or _one_node(observation)):
+    if not calm:
         return None
-    due = [one for one in wanted(state) if _due(state, observation, one)]
+    theirs = _over(state, observation) or _one_node(observation)
+    left = [one for one in wanted(state) if theirs or _passed_over(state, one)]
+    due = [one for one in left if _due(state, observation, one)]
     if not due:
         return None
     after: dict[str, Any] = {
@@ -145,9 +152,16 @@ def _one_node(observation: Observation) -> bool:
     return latest is not None and len(set(latest.hosts)) == 1
 
 
+def _passed_over(state: RunState, checkpoint: Checkpoint) -> bool:
+    """Whether the world that could read it has gone on to newer ones."""
+    step = checkpoint.reference.step
+    newer = (one for one in state.checkpoints if one.reference.step > step and state.surviving(one))
+    return sum(one.state in _READ for one in newer) >= READ_SINCE
+
+
 def _why(state: RunState, observation: Observation) -> str:
     if not _over(state, observation):
-        return "its world has one node"
+        return "its world has one node" if _one_node(observation) else "its world has gone on to newer ones"
     return "the run is over" if _ended(state) else "the run is suspended"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from run_states import ack, checkpoint, incident, latch, reference, run_state
+from run_states import ack, attempts, checkpoint, incident, latch, reference, run_state
 from trimtab_contract.directives import VERIFIED_BY_SELF, AckState
 from trimtab_contract.journal import Actor, JournalRecord, Phase, plain
 from trimtab_contract.read_back import ReadBack, ReadBackAnswer
@@ -121,6 +121,23 @@ def test_a_job_is_started_where_no_other_host_can_read_and_nothing_is_amiss(
     state: RunState, observation: Observation, starts: bool
 ) -> None:
     assert bool(ordered(state, observation)) is starts
+
+
+def test_what_a_world_of_several_nodes_has_passed_over_is_read_by_a_job() -> None:
+    """It reads each checkpoint once: what the store did not hand out then would stay unread, and never be certified."""
+    passed = run_state(
+        checkpoints=(checkpoint(30, state="Committed"), checkpoint(40), checkpoint(50, state="Certified"))
+    )
+    assert ordered(passed, seen(*PAIR)) == [30]
+    command = next_intent(passed, seen(*PAIR))
+    assert isinstance(command, Append)
+    assert "its world has gone on to newer ones" in str(command.draft.reason)
+    still = run_state(
+        checkpoints=(checkpoint(30, state="Committed"), checkpoint(40), checkpoint(50, state="Committed"))
+    )
+    assert ordered(still, seen(*PAIR)) == []
+    abandoned = replace(passed, attempts=attempts((None, 0), (1, 35)))
+    assert ordered(abandoned, seen(*PAIR)) == []
 
 
 def test_a_world_that_trains_gets_a_job_now_and_then_and_one_that_has_finished_none_too_late() -> None:
