@@ -1,7 +1,7 @@
 """CheckpointManifest: what a checkpoint consists of and the evidence needed to trust it."""
 
 import hashlib
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -10,6 +10,8 @@ from trimtab_contract.data_description import DataDescription
 from trimtab_contract.directives import LearningRateOverride
 from trimtab_contract.errors import UNREADABLE, MalformedManifest, NewerManifest
 
+MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
+"""What whoever judges a checkpoint keeps in memory of it at most."""
 SCHEMA = 2
 """Of the manifests that are written. Schema 1, which knew no slices, is still read."""
 

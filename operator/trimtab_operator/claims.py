@@ -9,7 +9,13 @@ import re
 from statistics import fmean
 from typing import Any
 
-from trimtab_contract.checkpoints import CheckpointManifest, EvaluationProbe, decode_manifest, sha256_hex
+from trimtab_contract.checkpoints import (
+    MAX_MANIFEST_BYTES,
+    CheckpointManifest,
+    EvaluationProbe,
+    decode_manifest,
+    sha256_hex,
+)
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.errors import ContractError, MalformedManifest, NewerManifest
 from trimtab_contract.journal import Evidence
@@ -98,7 +104,7 @@ async def look_at(store: CheckpointStore, run: RunId, reference: CheckpointRefer
     evidence = (Evidence(key=reference.key, sha256=reference.sha256, store="checkpoint"),)
     refused: dict[str, Any] = {"reference": reference, "attempt": attempt, "usable": False, "evidence": evidence}
     try:
-        body = await store.get(reference.key)
+        body = await store.get(reference.key, MAX_MANIFEST_BYTES)
     except NotFound:
         return CheckpointClaim(**refused, why="its manifest does not exist")
     except ObjectTooLarge:

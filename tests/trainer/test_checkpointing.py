@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from trimtab_trainer.checkpointing import (
     TrainingState,
     Verified,
     VerifyFailed,
+    saving,
 )
 from trimtab_trainer.checkpointing.inspection import inspect
 from trimtab_trainer.errors import RestoreFailed, StoreUnavailable
@@ -185,6 +187,18 @@ class TestRefusedSaves:
         for rank in range(2):
             assert ranks.drain(rank) == [SaveRefused(30, SaveRefusal.REPLICA_MISMATCH, detail, "Periodic")]
         assert store.list(root) == {}
+
+    def test_a_manifest_that_nobody_would_read_makes_no_checkpoint(
+        self, world: Callable[..., Ranks], store: ObjectStore, root: str
+    ) -> None:
+        ranks = world()
+        with patch.object(saving, "MAX_MANIFEST_BYTES", 1000):
+            ranks.save(equal_states(7), 30)
+            assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [False, False]
+        (failed,) = ranks.drain(0)
+        assert isinstance(failed, SaveFailed)
+        assert "more than 1000 are not read: it names every slice of every rank" in failed.detail
+        assert not [key for key in store.list(root) if key.endswith(keys.MANIFEST_NAME)]
 
     def test_a_state_that_is_not_finite_is_never_stored(
         self, world: Callable[..., Ranks], store: ObjectStore, root: str

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from trimtab_contract import keys
 from trimtab_contract.checkpoints import (
+    MAX_MANIFEST_BYTES,
     CheckpointManifest,
     EvaluationProbe,
     FiniteScan,
@@ -206,7 +207,7 @@ class SaveThread(threading.Thread):
             metadata = job.layout.metadata([share.written for share in shares])
             objects = {name: stored for share in shares for name, stored in share.objects.items()}
             objects |= self._put(job, METADATA_NAME, metadata)
-            body = encode_manifest(self._manifest(job, own, objects))
+            body = _readable(encode_manifest(self._manifest(job, own, objects)))
             self._put(job, keys.MANIFEST_NAME, body)
         except (StoreError, SaveBroken, PeerLost, OSError) as error:
             self._tell(f"{job.prefix}outcome", _Outcome(failed=str(error)))
@@ -248,6 +249,16 @@ class SaveThread(threading.Thread):
 
     def _of_all(self, job: SaveJob, kind: str) -> list[str]:
         return [f"{job.prefix}{kind}/{rank}" for rank in range(self._world_size)]
+
+
+def _readable(manifest: bytes) -> bytes:
+    """Raises SaveBroken where nobody would read it: a checkpoint that is stored and never counts is worse than none."""
+    if len(manifest) > MAX_MANIFEST_BYTES:
+        raise SaveBroken(
+            f"the manifest would have {len(manifest)} bytes, and more than {MAX_MANIFEST_BYTES} are not read: it names "
+            "every slice of every rank; share the state among fewer ranks"
+        )
+    return manifest
 
 
 def _complete(shares: list[_Share]) -> list[_Share]:
