@@ -68,7 +68,7 @@ class Situation:
 
     def when_over(self) -> "Situation":
         """The same without what a run needs only while it goes on."""
-        return replace(self, blockers=(), outdated=(), missing_metrics=(), automation_held="", checkpoints_behind="")
+        return replace(self, blockers=(), outdated=(), missing_metrics=(), checkpoints_behind="")
 
 
 def job_status(
@@ -88,7 +88,8 @@ def job_status(
             *_deletion_conditions(seen.deletion_pending),
             *_behind_conditions(seen.checkpoints_behind),
             *_reading_conditions(seen.reading_back),
-            *_automation_conditions(seen.automation_held, before),
+            # A run that is over waits for nobody, whether the breaker is still open or not.
+            *(() if over else _automation_conditions(seen.automation_held, before)),
         )
     ]
     status: Status = {

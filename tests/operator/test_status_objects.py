@@ -156,6 +156,18 @@ def test_a_paused_run_that_is_suspended_says_both() -> None:
     assert shown(state)["message"] == f"loss 9 > 4; {how}"
 
 
+def test_the_breaker_is_no_concern_of_a_run_that_is_over() -> None:
+    held = shown(run_state(), automation_held="3 runs failed within a minute")
+    assert condition(held, "AutomationHeld") is not None
+    let_go = condition(shown(run_state(), before=held["conditions"]), "AutomationHeld")
+    assert let_go is not None
+    assert (let_go["status"], let_go["reason"]) == ("False", "BreakerReleased")
+    failed = shown(
+        run_state(phase=RunPhase.FAILED, failure="why"), before=held["conditions"], automation_held="3 runs failed"
+    )
+    assert condition(failed, "AutomationHeld") is None
+
+
 def test_failed_and_completed_runs_say_so() -> None:
     failed = shown(run_state(phase=RunPhase.FAILED, failure="BadConfig: width\x1b"))
     row = condition(failed, "Failed")
