@@ -11,6 +11,7 @@ from trimtab_trainer.config import TrainerConfig, read_config
 from trimtab_trainer.config_record import LEFT_OUT, config_record
 from trimtab_trainer.mapping import camel
 
+GROUP = {"pattern": "head.*", "optimizer": "muon"}
 GIVEN: dict[str, Any] = {
     "steps": 50,
     "globalBatch": 8,
@@ -18,7 +19,7 @@ GIVEN: dict[str, Any] = {
     "model": {"width": 32, "layers": 2, "experts": {"count": 4}},
     "optimizer": {
         "qkClipThreshold": None,
-        "groups": [{"pattern": "head.*", "optimizer": "muon"}],
+        "groups": [GROUP],
         "qkClipSchedule": [{"update": 1, "factor": 2}, {"update": 9, "factor": 1}],
     },
 }
@@ -74,6 +75,7 @@ def test_the_job_that_made_it_is_no_misfit_as_it_was_written() -> None:
         ({"steps": 60}, False),
         ({"schedule": {"warmupSteps": 3}}, False),
         ({"optimizer": {**GIVEN["optimizer"], "decay": 0.0}}, False),
+        ({"optimizer": {**GIVEN["optimizer"], "groups": [{**GROUP, "learningRateScale": 0.5}]}}, False),
         ({"gradientClip": 2.0}, False),
     ],
 )
@@ -83,6 +85,16 @@ def test_the_trainer_and_the_job_agree_about_each_change(change: dict[str, Any],
     assert len(by_trainer) == 1
     assert bool(bound_changes(by_trainer)) is bound
     assert set(saved.changes_to(saved.as_given({**GIVEN, **change}))) == set(by_trainer)
+
+
+def test_what_an_older_version_did_not_know_of_a_group_is_no_change() -> None:
+    unknown = "optimizer.groups[0].learningRateScale"
+    older = ConfigRecord(
+        fields={name: value for name, value in record().fields.items() if name != unknown}, chosen=record().chosen
+    )
+    assert older.changes_to(record()) == {}
+    set_now = record(optimizer={**GIVEN["optimizer"], "groups": [{**GROUP, "learningRateScale": 0.5}]})
+    assert older.changes_to(set_now) == {unknown: f"{unknown}: was left out, is 0.5"}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 GROUPS = (
     ParameterGroup(pattern="*.gate_up.weight", split=(30, 18)),
-    ParameterGroup(pattern="*.out.weight", heads=HEADS, decay=0.3),
+    ParameterGroup(pattern="*.out.weight", heads=HEADS, decay=0.3, learning_rate_scale=0.3),
     ParameterGroup(pattern="*.experts.weight", optimizer="muon"),
 )
 SETTINGS = MuonClipConfig(groups=GROUPS, qk_clip_threshold=10.0, master_weights=True)

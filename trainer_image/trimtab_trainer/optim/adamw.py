@@ -11,7 +11,7 @@ from trimtab_trainer.optim.weights import Weight
 
 
 class AdamW:
-    """AdamW with the decoupled decay of each weight.
+    """AdamW with the decoupled decay and the scale of the learning rate of each weight.
 
     Both moments are filled with zeros from the start so that the keys of the state never depend on which
     steps were taken.
@@ -41,7 +41,7 @@ class AdamW:
             denominator = second.sqrt().div_(correction).add_(config.epsilon)
             if weight.decay:
                 value.mul_(1 - lr * weight.decay)
-            value.addcdiv_(first, denominator, value=-rate)
+            value.addcdiv_(first, denominator, value=-rate * weight.learning_rate_scale)
 
     def first_moments(self) -> dict[str, Tensor]:
         """Return the running mean of the gradients by name (the live tensors)."""

@@ -39,6 +39,9 @@ class ParameterGroup:
     decay: float | None = None
     """Weight decay, in place of the optimizer's."""
 
+    learning_rate_scale: float = 1.0
+    """Multiplies the learning rate of their updates. Their decay stays on the base rate: it has a field of its own."""
+
     def __post_init__(self) -> None:
         raise_if_any(
             (
@@ -50,6 +53,7 @@ class ParameterGroup:
                 if self.heads is not None and self.split
                 else None,
                 None if self.decay is None else within("decay", self.decay, 0.0, math.inf),
+                positive("learning_rate_scale", self.learning_rate_scale),
             )
         )
 
@@ -86,7 +90,7 @@ class MuonClipConfig:
     """Whether Muon looks ahead: orthogonalise G + momentum * M instead of M."""
 
     decay: float = 0.1
-    """Decoupled weight decay of every matrix, multiplied by its base learning rate."""
+    """Decoupled weight decay of every matrix, multiplied by its base learning rate, whatever its group's scale."""
 
     beta1: float = 0.9
     """AdamW's decay of the first moment, in [0, 1)."""

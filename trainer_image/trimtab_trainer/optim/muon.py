@@ -69,7 +69,8 @@ class Muon:
         norms: dict[int, Tensor] = {}
         for place, updates in self._updates(gradients):
             slab = self._slabs[place]
-            norms[place] = apply_updates([block.value for block in slab], updates, lr, slab[0].decay)
+            values, first = [block.value for block in slab], slab[0]
+            norms[place] = apply_updates(values, updates, lr, first.decay, first.learning_rate_scale)
         # Added up in one order, whoever computed which.
         ordered = [norms[place] for place in sorted(norms)]
         return float(torch.cat(ordered).double().square().sum()) if ordered else 0.0
@@ -110,8 +111,9 @@ class Muon:
                 weight.matrices(weight.value.detach()), weight.matrices(self._momentum[weight.name]), strict=True
             )
             for index, (value, momentum) in enumerate(matrices):
-                key = (value.shape, value.dtype, value.device, weight.decay)
-                groups[key].append(_Block(weight.name, index, value, momentum, weight.decay))
+                how = (weight.decay, weight.learning_rate_scale)
+                key = (value.shape, value.dtype, value.device, *how)
+                groups[key].append(_Block(weight.name, index, value, momentum, *how))
         return groups
 
 
@@ -124,6 +126,7 @@ class _Block:
     value: Tensor
     momentum: Tensor
     decay: float
+    learning_rate_scale: float
 
 
 def directions(gradients: Sequence[Tensor], momenta: Sequence[Tensor], config: MuonClipConfig) -> Tensor:
@@ -150,12 +153,12 @@ def orthogonal_updates(normalised: Tensor, config: MuonClipConfig) -> Tensor:
     return orthogonalised(normalised, _scaled(COEFFICIENT_SETS[config.coefficients], scale), gram=config.gram)
 
 
-def apply_updates(parameters: Sequence[Tensor], updates: Tensor, lr: float, decay: float) -> Tensor:
-    """W = W - lr (update + decay W), in place; the decay uses the base rate, not the scaled one.
+def apply_updates(parameters: Sequence[Tensor], updates: Tensor, lr: float, decay: float, scale: float = 1.0) -> Tensor:
+    """W = W - lr (scale update + decay W), in place; the decay uses the base rate, not a scaled one.
 
     `updates` [count, rows, columns] may have fewer bits than the parameters. Returns their Frobenius norms [count].
     """
-    norms = [_apply(*each, lr, decay) for each in zip(parameters, updates.unbind(), strict=True)]
+    norms = [_apply(*each, lr, decay, lr * scale) for each in zip(parameters, updates.unbind(), strict=True)]
     return torch.cat(norms).flatten()
 
 
@@ -170,14 +173,14 @@ def _advance(gradient: Tensor, momentum: Tensor, rounded: Tensor, config: MuonCl
     return joined_norm(norms)
 
 
-def _apply(parameter: Tensor, update: Tensor, lr: float, decay: float) -> Tensor:
+def _apply(parameter: Tensor, update: Tensor, lr: float, decay: float, scaled_lr: float) -> Tensor:
     """Update one parameter; return the update's norm [1, 1]."""
     norms: list[Tensor] = []
     for values, changes in row_pieces(parameter, update):
         # Widened once, for the norm and for the addition.
         wide = changes.to(torch.promote_types(changes.dtype, torch.float32))
         norms.append(frobenius_norms(wide))
-        values.mul_(1 - lr * decay).add_(wide, alpha=-lr)
+        values.mul_(1 - lr * decay).add_(wide, alpha=-scaled_lr)
     return joined_norm(norms)
 
 

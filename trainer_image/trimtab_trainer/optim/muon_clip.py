@@ -33,7 +33,7 @@ class StepTelemetry:
     """Updates made so far, this one included; a withheld step makes none."""
 
     lr: float
-    """Muon's learning rate in this update."""
+    """Muon's learning rate in this update, which groups may multiply."""
 
     update_rms: float
     """Root mean square of Muon's updates before the learning rate and decay; about 0.2 at full rank."""
@@ -231,7 +231,8 @@ def _name_problems(named: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
 
 
 def _weight(route: Route, masters: Mapping[str, Tensor]) -> Weight:
-    return Weight(route.name, route.parameter, masters.get(route.name), route.decay, route.rows)
+    master = masters.get(route.name)
+    return Weight(route.name, route.parameter, master, route.decay, route.rows, route.learning_rate_scale)
 
 
 def _on_masters(layer: AttentionHeads, masters: Mapping[Tensor, Tensor]) -> AttentionHeads:

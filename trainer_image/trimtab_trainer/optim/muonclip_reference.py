@@ -41,24 +41,32 @@ def orthogonalise(matrix: Tensor, polynomials: Polynomials) -> Tensor:
 
 
 def muon_step(
-    state: MatrixState, gradient: Tensor, lr: float, config: MuonClipConfig, polynomials: Polynomials
+    state: MatrixState,
+    gradient: Tensor,
+    lr: float,
+    config: MuonClipConfig,
+    polynomials: Polynomials,
+    scale: float = 1.0,
 ) -> MatrixState:
-    """M = mu M + G;  O = NS(M) 0.2 sqrt(max(n, m));  W = W - lr (O + decay W)."""
+    """M = mu M + G;  O = NS(M) 0.2 sqrt(max(n, m));  W = W - lr (scale O + decay W)."""
     momentum = config.momentum * state.momentum + gradient
     direction = gradient + config.momentum * momentum if config.nesterov else momentum
     update = orthogonalise(direction, polynomials) * 0.2 * math.sqrt(max(gradient.shape))
-    weight = state.weight - lr * (update + config.decay * state.weight)
+    weight = state.weight - lr * (scale * update + config.decay * state.weight)
     return MatrixState(weight, momentum)
 
 
-def adamw_step(state: OtherState, gradient: Tensor, lr: float, count: int, config: MuonClipConfig) -> OtherState:
-    """Bias-corrected moments; decoupled decay for matrices only."""
+def adamw_step(
+    state: OtherState, gradient: Tensor, lr: float, count: int, config: MuonClipConfig, scale: float = 1.0
+) -> OtherState:
+    """Bias-corrected moments; decoupled decay for matrices only, at the rate before `scale`."""
     first = config.beta1 * state.first + (1 - config.beta1) * gradient
     second = config.beta2 * state.second + (1 - config.beta2) * gradient**2
     mean = first / (1 - config.beta1**count)
     variance = second / (1 - config.beta2**count)
     decay = config.decay if gradient.ndim >= 2 else 0.0
-    weight = state.weight - lr * (mean / (variance.sqrt() + config.epsilon) + decay * state.weight)
+    update = mean / (variance.sqrt() + config.epsilon)
+    weight = state.weight - lr * (scale * update + decay * state.weight)
     return OtherState(weight, first, second)
 
 

@@ -38,6 +38,7 @@ class Route:
     reason: str
     decay: float
     rows: tuple[int, ...] = ()
+    learning_rate_scale: float = 1.0
 
 
 def route_parameters(
@@ -98,9 +99,23 @@ def _route(name: str, parameter: Tensor, group: ParameterGroup | None, decay: fl
     if group.optimizer is not None:
         optimizer, reason = group.optimizer, f"pattern {group.pattern}"
     rows = _rows_of(parameter, group)
+    return Route(
+        name,
+        parameter,
+        optimizer,
+        "; ".join((reason, *_special(group, rows))),
+        usual if group.decay is None else group.decay,
+        rows,
+        group.learning_rate_scale,
+    )
+
+
+def _special(group: ParameterGroup, rows: tuple[int, ...]) -> Iterator[str]:
+    """What the table says of a group beside the optimizer."""
     if rows:
-        reason += f"; {len(rows)} matrices of {_counted(rows)} rows"
-    return Route(name, parameter, optimizer, reason, usual if group.decay is None else group.decay, rows)
+        yield f"{len(rows)} matrices of {_counted(rows)} rows"
+    if group.learning_rate_scale != 1.0:
+        yield f"{group.learning_rate_scale} times the learning rate"
 
 
 def _default(name: str, parameter: Tensor) -> tuple[Optimizer, str]:

@@ -21,6 +21,9 @@ class Weight:
     rows: tuple[int, ...] = ()
     """Rows of the matrices that lie one below the other in the parameter; one matrix if empty."""
 
+    learning_rate_scale: float = 1.0
+    """Multiplies the learning rate of the update, and not that of the decay."""
+
     @property
     def value(self) -> Tensor:
         """What is updated."""
