@@ -51,6 +51,8 @@ KNOWN_VECTORS = (
     "layer_router_entropy",
     "expert_load",
     "dropped_tokens",
+    "group_grad_norm",
+    "group_clip_ratio",
 )
 
 

@@ -18,6 +18,8 @@ _AXES = {
     "layer_router_entropy": ("layer",),
     "expert_load": ("layer", "expert"),
     "dropped_tokens": ("layer",),
+    "group_grad_norm": ("group",),
+    "group_clip_ratio": ("group",),
 }
 """What the axes of the known vectors are called."""
 

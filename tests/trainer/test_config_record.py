@@ -76,6 +76,7 @@ def test_the_job_that_made_it_is_no_misfit_as_it_was_written() -> None:
         ({"schedule": {"warmupSteps": 3}}, False),
         ({"optimizer": {**GIVEN["optimizer"], "decay": 0.0}}, False),
         ({"optimizer": {**GIVEN["optimizer"], "groups": [{**GROUP, "learningRateScale": 0.5}]}}, False),
+        ({"optimizer": {**GIVEN["optimizer"], "groups": [{**GROUP, "gradientClip": 0.3}]}}, False),
         ({"gradientClip": 2.0}, False),
     ],
 )
@@ -88,13 +89,13 @@ def test_the_trainer_and_the_job_agree_about_each_change(change: dict[str, Any],
 
 
 def test_what_an_older_version_did_not_know_of_a_group_is_no_change() -> None:
-    unknown = "optimizer.groups[0].learningRateScale"
+    unknown = ("optimizer.groups[0].learningRateScale", "optimizer.groups[0].gradientClip")
     older = ConfigRecord(
-        fields={name: value for name, value in record().fields.items() if name != unknown}, chosen=record().chosen
+        fields={name: value for name, value in record().fields.items() if name not in unknown}, chosen=record().chosen
     )
     assert older.changes_to(record()) == {}
-    set_now = record(optimizer={**GIVEN["optimizer"], "groups": [{**GROUP, "learningRateScale": 0.5}]})
-    assert older.changes_to(set_now) == {unknown: f"{unknown}: was left out, is 0.5"}
+    set_now = record(optimizer={**GIVEN["optimizer"], "groups": [{**GROUP, "gradientClip": 0.3}]})
+    assert older.changes_to(set_now) == {unknown[1]: f"{unknown[1]}: was left out, is 0.3"}
 
 
 @pytest.mark.parametrize(

@@ -128,14 +128,14 @@ def test_float32_copies_of_bfloat16_weights_move_at_the_scaled_rate() -> None:
 
 def test_the_table_shows_what_is_not_the_default() -> None:
     groups = (
-        ParameterGroup(pattern="*.router.weight", learning_rate_scale=0.1),
+        ParameterGroup(pattern="*.router.weight", learning_rate_scale=0.1, gradient_clip=0.3),
         ParameterGroup(pattern="*.up.weight", optimizer="muon", heads=2, learning_rate_scale=2.0),
         ParameterGroup(pattern="*.down.weight", decay=0.0, learning_rate_scale=1.0),
     )
     names = ("layers.0.router.weight", "layers.0.up.weight", "layers.0.down.weight")
     optimizer = MuonClip([(name, torch.zeros(8, 8)) for name in names], (), MuonClipConfig(groups=groups))
     assert [" ".join(line.split()[2:]) for line in routing_table(optimizer.routes).splitlines()] == [
-        "adamw scores experts; 0.1 times the learning rate",
+        "adamw scores experts; 0.1 times the learning rate; gradient clipped to 0.3 with its group",
         "muon pattern *.up.weight; 2 matrices of 4 rows; 2.0 times the learning rate",
         "muon hidden matrix",
     ]

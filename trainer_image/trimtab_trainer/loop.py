@@ -23,7 +23,14 @@ from trimtab_trainer.health_metrics import HealthMetrics
 from trimtab_trainer.memory import for_training, saying_what_to_lower
 from trimtab_trainer.mixed_precision import LossScaler, computing_in
 from trimtab_trainer.model import ModelOutput, Transformer
-from trimtab_trainer.optim import GradientClip, MuonClip, RateOverride, StepTelemetry, clip_gradients, first_non_finite
+from trimtab_trainer.optim import (
+    GradientClip,
+    GradientClipping,
+    MuonClip,
+    RateOverride,
+    StepTelemetry,
+    first_non_finite,
+)
 from trimtab_trainer.optim.division import update_cost
 from trimtab_trainer.reduction import GradientBuckets, Reduced, ShardedGradients
 from trimtab_trainer.session import Gate, Session
@@ -126,6 +133,7 @@ def train(session: Session, trainee: Trainee, world: World) -> None:
 def _train(session: Session, trainee: Trainee, world: World) -> None:
     config, model, optimizer, scaler = trainee.config, trainee.model, trainee.optimizer, trainee.scaler
     gradients, parameters = trainee.gradients(world), trainee.named_parameters()
+    clipping = GradientClipping([name for name, _ in parameters], config.optimizer.groups, config.gradient_clip)
     model.train()
 
     def compute(batch: Batch) -> tuple[MicroBatches, Reduced, GradientClip]:
@@ -136,7 +144,7 @@ def _train(session: Session, trainee: Trainee, world: World) -> None:
         reduced = gradients.reduce(computed)
         tensors = [gradient for _, gradient in gradients.named()]
         scaler.unscale(tensors)
-        return computed, reduced, clip_gradients(tensors, config.gradient_clip, gradients.norm())
+        return computed, reduced, clipping.clip(tensors, gradients.norms)
 
     for batch in session.batches():
         optimizer.set_lr(trainee.rates.factor(batch.step, batch.rate_override))
@@ -156,7 +164,7 @@ def _train(session: Session, trainee: Trainee, world: World) -> None:
             looked, seen = trainee.health.of_step(batch.attempt, batch.step, gamma, optimizer, parameters, world)
             bad_elements = 0 if clip.finite else gradients.nonfinite()
             numbers = scalars(reduced, clip, bad_elements, optimizer.lr, update) | scaler.scalars() | routed | looked
-            session.report(numbers, vectors(reduced, update) | loads | seen)
+            session.report(numbers, vectors(reduced, clip, update) | loads | seen)
             trainee.exact_steps.done(batch.step, gamma)
         scaler.settle(updated=gate is Gate.UPDATE)
 
@@ -197,7 +205,13 @@ def scalars(
     return {**known, "update_rms": update.update_rms, "qk_clip_share": clipped.item()}
 
 
-def vectors(reduced: Reduced, update: StepTelemetry | None) -> dict[str, Tensor]:
-    """The vectors of the metric record, each [layers, heads]; a logit of which only a bound is known says so."""
-    name = "qk_max_logit" if reduced.exact else "qk_max_logit_bound"
-    return {name: reduced.max_logits} | ({} if update is None else {"qk_clip_gamma": update.qk_clip_gamma})
+def vectors(reduced: Reduced, clip: GradientClip, update: StepTelemetry | None) -> dict[str, Tensor]:
+    """The vectors of the metric record: [layers, heads], and [groups] of those whose gradient is clipped by itself.
+
+    A logit of which only a bound is known says so.
+    """
+    known = {"qk_max_logit" if reduced.exact else "qk_max_logit_bound": reduced.max_logits}
+    if clip.groups:
+        known["group_grad_norm"] = torch.tensor([group.norm for group in clip.groups])
+        known["group_clip_ratio"] = torch.tensor([group.ratio for group in clip.groups])
+    return known | ({} if update is None else {"qk_clip_gamma": update.qk_clip_gamma})

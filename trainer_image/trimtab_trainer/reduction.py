@@ -14,8 +14,8 @@ from torch import Tensor
 from trimtab_trainer.accumulation import MicroBatches
 from trimtab_trainer.collectives import World
 from trimtab_trainer.distributed_tensors import own_part
-from trimtab_trainer.optim import count_non_finite
-from trimtab_trainer.tensors import global_norm
+from trimtab_trainer.optim import count_non_finite, gradient_norms
+from trimtab_trainer.tensors import floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class GradientBuckets:
         """Every gradient, in the model's order."""
         return self._named
 
-    def norm(self) -> float:
-        """The global norm of the reduced gradient."""
-        return global_norm([gradient for _, gradient in self._named])
+    def norms(self, parts: Sequence[Sequence[Tensor]]) -> list[float]:
+        """The norm of each of `parts` of the reduced gradient, which every rank has whole."""
+        return gradient_norms(parts)
 
     def nonfinite(self) -> int:
         """How many elements of the reduced gradient are not finite."""
@@ -95,14 +95,14 @@ class ShardedGradients:
         self._parameters, self._world = parameters, world
 
     def named(self) -> list[tuple[str, Tensor]]:
-        """This rank's part of every gradient, in the model's order."""
-        return [(name, own_part(_gradient(parameter))) for name, parameter in self._parameters]
+        """This rank's part of every gradient, in the model's order; zeros where there is none."""
+        return [(name, _own_gradient(parameter)) for name, parameter in self._parameters]
 
-    def norm(self) -> float:
-        """The global norm of the gradient over all ranks."""
-        squares = torch.tensor([global_norm([gradient for _, gradient in self.named()]) ** 2], dtype=torch.float64)
+    def norms(self, parts: Sequence[Sequence[Tensor]]) -> list[float]:
+        """The norm of each part of the gradient over all ranks, given this rank's share of each: one exchange."""
+        squares = torch.tensor([norm**2 for norm in gradient_norms(parts)], dtype=torch.float64)
         self._world.sum(squares)
-        return math.sqrt(float(squares))
+        return [math.sqrt(square) for square in floats(squares)]
 
     def nonfinite(self) -> int:
         """How many elements of the gradient are not finite, over all ranks."""
@@ -136,6 +136,10 @@ def _reduced(loss: float, nonfinite: int, computed: MicroBatches, world: World) 
         exact=not largest[-1].item(),
         nonfinite=nonfinite,
     )
+
+
+def _own_gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(own_part(parameter)) if parameter.grad is None else own_part(parameter.grad)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """MuonClip as an optimizer of PyTorch, for the loops of frameworks; QK-Clip's logits come by themselves."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, cast, overload
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.integrations.attention_layers import LogitWatch, attention_layers, watch_problems
 from trimtab_trainer.optim import MuonClip, MuonClipConfig, StepTelemetry, parameter_groups, routing_table
@@ -40,6 +40,7 @@ class MuonClipOptimizer(Optimizer):
     ) -> None:
         self._trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         settings = _with_embeddings(config or MuonClipConfig(), model, self._trained)
+        own_clips = tuple(_clip_problems(settings))
 
         def build() -> MuonClip:
             return MuonClip(self._trained.items(), list(attention(model).values()), settings)
@@ -49,7 +50,8 @@ class MuonClipOptimizer(Optimizer):
         try:
             self._muon_clip = build()
         except InvalidFields as error:
-            raise InvalidFields((*error.problems, *watch_problems(model, layers))) from error
+            raise InvalidFields((*own_clips, *error.problems, *watch_problems(model, layers))) from error
+        raise_if_any(own_clips)
         self._watch = LogitWatch(model, layers)
         self._places = self._where()
         self._peers: Peers | None = None
@@ -155,6 +157,16 @@ def _over_all_processes(logits: Tensor) -> Tensor:
         logits = logits.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         dist.all_reduce(logits, dist.ReduceOp.MAX)
     return logits
+
+
+def _clip_problems(config: MuonClipConfig) -> Iterator[str]:
+    """A bound that nobody would obey: the loop clips all gradients together, before this optimizer sees them."""
+    for number, group in enumerate(config.groups):
+        if group.gradient_clip is not None:
+            yield (
+                f"groups[{number}].gradient_clip: {group.gradient_clip} is not supported: the loops of frameworks clip "
+                "all gradients together; take it out, and in a loop of your own clip by GradientClipping"
+            )
 
 
 def _with_embeddings(config: MuonClipConfig, model: nn.Module, trained: Mapping[str, Tensor]) -> MuonClipConfig:

@@ -6,7 +6,14 @@ Computes only: no I/O, no clock, no random numbers, and no communication but thr
 from trimtab_trainer.optim.attention_logits import largest_logits
 from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum, whole_checksum
 from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup, ThresholdPoint
-from trimtab_trainer.optim.gradients import GradientClip, clip_gradients, count_non_finite, first_non_finite
+from trimtab_trainer.optim.gradients import (
+    GradientClip,
+    GradientClipping,
+    clip_gradients,
+    count_non_finite,
+    first_non_finite,
+    gradient_norms,
+)
 from trimtab_trainer.optim.logit_recorder import LogitRecorder
 from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
 from trimtab_trainer.optim.plain_models import (
@@ -21,6 +28,7 @@ from trimtab_trainer.optim.schedule import RateOverride, Schedule
 
 __all__ = [
     "GradientClip",
+    "GradientClipping",
     "LogitRecorder",
     "MuonClip",
     "MuonClipConfig",
@@ -35,6 +43,7 @@ __all__ = [
     "count_non_finite",
     "first_non_finite",
     "fused_projection",
+    "gradient_norms",
     "largest_logits",
     "multihead_attention",
     "parameter_checksum",

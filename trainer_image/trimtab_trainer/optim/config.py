@@ -42,6 +42,10 @@ class ParameterGroup:
     learning_rate_scale: float = 1.0
     """Multiplies the learning rate of their updates. Their decay stays on the base rate: it has a field of its own."""
 
+    gradient_clip: float | None = None
+    """Largest norm of the gradient of all of them together; they take no part in the norm of the others then. It is the
+    loop that clips, by `GradientClipping`."""
+
     def __post_init__(self) -> None:
         raise_if_any(
             (
@@ -54,6 +58,7 @@ class ParameterGroup:
                 else None,
                 None if self.decay is None else within("decay", self.decay, 0.0, math.inf),
                 positive("learning_rate_scale", self.learning_rate_scale),
+                None if self.gradient_clip is None else positive("gradient_clip", self.gradient_clip),
             )
         )
 

@@ -74,7 +74,7 @@ def routing_problems(
     used = {id(group) for group in chosen.values()}
     for index, group in enumerate(groups):
         if id(group) not in used:
-            yield f"groups[{index}].pattern: {group.pattern!r} matches no parameter that an earlier group left"
+            yield unused(index, group)
 
 
 def routing_table(routes: Iterable[Route]) -> str:
@@ -87,8 +87,19 @@ def routing_table(routes: Iterable[Route]) -> str:
     )
 
 
+def first_match(name: str, groups: Sequence[ParameterGroup]) -> int | None:
+    """Return the number of the group that a parameter of this name belongs to, or None."""
+    return next((number for number, group in enumerate(groups) if fnmatchcase(name, group.pattern)), None)
+
+
+def unused(number: int, group: ParameterGroup) -> str:
+    """Say that a group has no parameter."""
+    return f"groups[{number}].pattern: {group.pattern!r} matches no parameter that an earlier group left"
+
+
 def _group_of(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
-    return next((group for group in groups if fnmatchcase(name, group.pattern)), None)
+    number = first_match(name, groups)
+    return None if number is None else groups[number]
 
 
 def _route(name: str, parameter: Tensor, group: ParameterGroup | None, decay: float) -> Route:
@@ -116,6 +127,8 @@ def _special(group: ParameterGroup, rows: tuple[int, ...]) -> Iterator[str]:
         yield f"{len(rows)} matrices of {_counted(rows)} rows"
     if group.learning_rate_scale != 1.0:
         yield f"{group.learning_rate_scale} times the learning rate"
+    if group.gradient_clip is not None:
+        yield f"gradient clipped to {group.gradient_clip} with its group"
 
 
 def _default(name: str, parameter: Tensor) -> tuple[Optimizer, str]:
