@@ -46,3 +46,18 @@ def test_a_spike_is_judged_against_the_records_that_have_the_metric() -> None:
     seen = states(verdicts)[EVERY - 1 :: EVERY]
     assert seen[8:] == "H" * 16 + "F" + "H" * 5
     assert "layer 2" in explain(verdicts[499])
+
+
+def test_the_gradient_of_one_group_is_judged_apart_and_the_group_is_named() -> None:
+    baseline = {"statistic": "Mean", "records": 100, "minRecords": 50, "maxFreeze": 100}
+    rule = accepted({"metric": "group_grad_norm", "reduce": {"max": True}, "spike": {"baseline": baseline, "sigma": 6}})
+    noise = random.Random(5)
+    norms = [[0.2 + noise.gauss(0, 0.01), 0.1] for _ in range(100)]
+    norms[90][1] = 4.0
+    records = [
+        record(step, loss=2.0, grad_norm=0.5, vectors={"group_grad_norm": Vector.pack((2,), pair)})
+        for step, pair in enumerate(norms, start=1)
+    ]
+    verdicts = judged(rule, records)
+    assert states(verdicts)[85:] == "HHHHHF" + "H" * 9
+    assert "group 1" in explain(verdicts[90])

@@ -86,7 +86,12 @@ def test_a_mixture_of_experts_in_shards_routes_and_trains_as_replicas_do(
     """Some experts get no token from a rank, or from none: their gradients are zero, and nothing waits for them."""
     experts = {"count": 16, "topK": 2, "capacityFactor": 4.0, "zLoss": 0.01, "balanceLoss": 0.05}
     model = {"width": 32, "layers": 2, "heads": 2, "sequence": 32, "mlpRatio": 1, "experts": experts}
-    run = new_run(redis_server, object_store, tmp_path, {"steps": 2 * EVERY, "model": model, "gradientClip": 0.5})
+    groups = [
+        {"pattern": "*.router.weight", "learningRateScale": 0.1, "gradientClip": 0.01},
+        {"pattern": "*.experts.*", "learningRateScale": 0.5, "gradientClip": 0.1},
+    ]
+    config = {"steps": 2 * EVERY, "model": model, "gradientClip": 0.5, "optimizer": {"groups": groups}}
+    run = new_run(redis_server, object_store, tmp_path, config)
     story = Story(run, 2 * EVERY, (*(name for name in EXACT if name != "loss_scale"), *ROUTED))
 
     with run.world(ranks=2) as world:
@@ -116,4 +121,8 @@ def test_a_mixture_of_experts_in_shards_routes_and_trains_as_replicas_do(
             assert record.scalars["dead_experts"] == expected.scalars["dead_experts"]
             for name in ("expert_load", "dropped_tokens", "qk_clip_gamma"):
                 assert record.vectors[name].values() == pytest.approx(expected.vectors[name].values(), abs=5e-3), name
+            for name in ("group_grad_norm", "group_clip_ratio"):
+                assert record.vectors[name].values() == pytest.approx(expected.vectors[name].values(), rel=0.01), name
+                assert record.vectors[name].shape == (len(groups),)
+            assert min(record.vectors["group_clip_ratio"].values()) < 1
     assert any(min(record.vectors["expert_load"].values()) == 0 for record in run.records(1).values())
