@@ -241,6 +241,24 @@ def test_the_multi_head_module_of_pytorch_is_seen_and_clipped_head_by_head(kind:
     assert torch.equal(after[~hot], before[~hot])
 
 
+def test_the_zero_key_that_the_multi_head_module_appends_is_a_key_like_any_other() -> None:
+    # Every product with a given key is negative, so the largest logit is the zero that every query sees.
+    query, key = gaussian(2, 6, 16).abs(), -gaussian(2, 7, 16, seed=1).abs()
+
+    def largest(padding: Tensor | None = None, *, zero: bool) -> Tensor:
+        module = nn.MultiheadAttention(16, 4, bias=False, batch_first=True, add_zero_attn=zero).double()
+        with torch.no_grad():
+            module.in_proj_weight.copy_(torch.eye(16, dtype=torch.float64).repeat(3, 1))
+        recorder = LogitRecorder(1)
+        with recorder:
+            module(query, key, key, key_padding_mask=padding)
+        return recorder.max_logits()[0]
+
+    assert largest(zero=True).tolist() == [0.0] * 4
+    assert largest(torch.ones(2, 7, dtype=torch.bool), zero=True).tolist() == [0.0] * 4
+    assert (largest(zero=False) < 0).all()
+
+
 def test_a_mask_for_each_head_and_an_unbatched_call_of_the_multi_head_module_are_seen() -> None:
     torch.manual_seed(0)
     module = nn.MultiheadAttention(16, 4).double()

@@ -52,6 +52,17 @@ def test_named_shapes_go_through_the_points_computed_by_hand(shape: Shape) -> No
     assert schedule.factor(10_000) == schedule.factor(110)
 
 
+def test_kimi_k2_is_constant_for_10_of_15_5_trillion_tokens_and_then_half_a_cosine() -> None:
+    """Section 2.5 of its report: 2e-4 for the first 10 trillion, then down to 2e-5 over the 5.5 that are left."""
+    schedule = Schedule(warmup_steps=500, total_steps=2_050, final_ratio=0.1, shape="k2")
+    assert {schedule.factor(step) for step in range(500, 1_501)} == {1.0}
+    assert schedule.factor(1_501) < 1.0
+    quarter, half = 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 0.55
+    assert schedule.factor(1_775) == pytest.approx(half, abs=1e-12)
+    assert schedule.factor(1_637) > quarter > schedule.factor(1_638)
+    assert schedule.factor(2_050) == pytest.approx(0.1, abs=1e-12)
+
+
 def test_restarts_are_cosines_of_equal_length_and_the_run_ends_where_one_does() -> None:
     schedule = replace(SCHEDULE, shape="cosine_restarts", cycles=4)
     single = Schedule(warmup_steps=0, total_steps=25, final_ratio=0.1)
