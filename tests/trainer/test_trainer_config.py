@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 from trimtab_contract.data_position import Order
 from trimtab_trainer.config import Environment, TrainerConfig, read_config
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.mapping import build, camel
+from trimtab_trainer.model.dropout import keyed_dropout
 
 GOOD = (
     "{steps: 50, globalBatch: 8, data: {path: /data.bin, order: shuffled, seed: 3}, optimizer: {qkClipThreshold: 30}}"
@@ -92,18 +94,31 @@ def numbers(kind: Any = TrainerConfig, path: tuple[str, ...] = ()) -> Iterator[t
 
 @pytest.mark.parametrize(("path", "kind"), [pytest.param(*found, id=".".join(found[0])) for found in numbers()])
 def test_a_number_that_means_nothing_is_refused_by_name(path: tuple[str, ...], kind: type) -> None:
-    if path[-1] == "seed":
-        return
     given: dict[str, Any] = {"steps": 50, "globalBatch": 8, "data": {"path": "/d"}}
     place = given
     for part in path[:-1]:
         place = place.setdefault(part, {})
     if "experts" in path:
         place["count"] = 4
-    place[path[-1]] = -1 if kind is int else math.nan
+    # Of seeds a negative one is as good as any.
+    place[path[-1]] = 10**23 if path[-1] == "seed" else -1 if kind is int else math.nan
     with pytest.raises(InvalidFields) as caught:
         build(TrainerConfig, given)
     assert {problem.split(":")[0] for problem in caught.value.problems} == {".".join(path)}
+
+
+def test_a_seed_is_what_generators_take_and_keys_of_dropout_hold() -> None:
+    given: dict[str, Any] = {"steps": 50, "globalBatch": 8, "data": {"path": "/d"}}
+    samples = torch.arange(2)
+    for seed in (-(2**63), -1, 2**63 - 1):
+        config = build(TrainerConfig, given | {"seed": seed, "data": {"path": "/d", "seed": seed}})
+        torch.Generator().manual_seed(config.seed)
+        keyed_dropout(torch.ones(2, 3), probability=0.5, seed=config.seed, sample_ids=samples, site=0)
+    for seed in (-(2**63) - 1, 2**63):
+        with pytest.raises(InvalidFields) as caught:
+            build(TrainerConfig, given | {"seed": seed, "data": {"path": "/d", "seed": seed}})
+        said = f"seed: {seed} must be at least -9223372036854775808 and below 9223372036854775808"
+        assert caught.value.problems == (f"data.{said}", said)
 
 
 def test_a_field_of_the_wrong_type_hides_no_wrong_value_beside_it() -> None:

@@ -10,7 +10,7 @@ from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId
 
 from trimtab_trainer.data_config import DataConfig, PackingConfig, SourceConfig, SourceKind
-from trimtab_trainer.fields import InvalidFields, at_least, positive, raise_if_any
+from trimtab_trainer.fields import SEEDS, InvalidFields, at_least, positive, raise_if_any, within
 from trimtab_trainer.mapping import build
 from trimtab_trainer.mixed_precision import LossScaleConfig, Precision
 from trimtab_trainer.model import TransformerConfig
@@ -212,6 +212,7 @@ class TrainerConfig:
             (
                 at_least("steps", self.steps, 1),
                 at_least("global_batch", self.global_batch, 1),
+                within("seed", self.seed, *SEEDS),
                 at_least("gradient_accumulation_steps", self.gradient_accumulation_steps, 1),
                 None if self.gradient_clip > 0 else f"gradient_clip: {self.gradient_clip} must be above 0",
                 at_least("replica_check_every", self.replica_check_every, 1),

@@ -8,7 +8,7 @@ from trimtab_contract.data_position import Order
 from trimtab_contract.errors import InvalidPosition
 from trimtab_contract.mixture import Mixture
 
-from trimtab_trainer.fields import raise_if_any
+from trimtab_trainer.fields import SEEDS, raise_if_any, within
 from trimtab_trainer.mapping import UNLESS
 
 LARGEST_TOKEN = 65_535
@@ -117,6 +117,9 @@ class DataConfig:
     """Key of the permutations."""
 
     packing: PackingConfig = field(default_factory=PackingConfig)
+
+    def __post_init__(self) -> None:
+        raise_if_any((within("seed", self.seed, *SEEDS),))
 
     def problems(self, vocabulary: int) -> list[str]:
         """What is wrong with the fields together, beside a model that knows so many tokens."""

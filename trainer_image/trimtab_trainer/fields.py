@@ -2,8 +2,12 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from trimtab_trainer.errors import TrainerError
+
+SEEDS: Final = (-(2**63), 2**63)
+"""From the first on and below the second: what PyTorch's generators take, and tensors of keys hold."""
 
 
 class InvalidFields(TrainerError, ValueError):
