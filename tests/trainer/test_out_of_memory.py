@@ -17,7 +17,7 @@ from trimtab_trainer.config import DataConfig, Environment, TrainerConfig
 from trimtab_trainer.errors import OutOfMemory
 from trimtab_trainer.loop import Trainee, train
 from trimtab_trainer.memory import for_building, for_training, saying_what_to_lower
-from trimtab_trainer.model import TransformerConfig
+from trimtab_trainer.model import ExpertsConfig, TransformerConfig
 from trimtab_trainer.session import Session
 
 MORE_THAN_THERE_IS = 1 << 45
@@ -101,6 +101,14 @@ def test_a_model_that_is_too_large_says_what_makes_it_smaller() -> None:
         prepare(ENVIRONMENT, enormous, "")
 
 
+@pytest.mark.parametrize("changed", [{"count": MORE_THAN_THERE_IS, "mlp_ratio": 3}, {"mlp_ratio": MORE_THAN_THERE_IS}])
+def test_experts_that_are_too_many_or_too_wide_are_named(changed: dict[str, int]) -> None:
+    experts = ExpertsConfig(**{"count": 4, **changed})
+    named = rf"lower model\.experts\.count \(now {experts.count}\), model\.experts\.mlpRatio \({experts.mlp_ratio}\), "
+    with pytest.raises(OutOfMemory, match=named + r"model\.width \(128\), .* or model\.vocabSize \(256\)"):
+        prepare(ENVIRONMENT, config(model=TransformerConfig(experts=experts)), "")
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
 def test_memory_that_a_gpu_or_python_has_not_is_the_same_error(error: Exception) -> None:
     with pytest.raises(OutOfMemory, match="to need less, lower the number"), saying_what_to_lower("lower the number"):
@@ -122,4 +130,11 @@ def test_the_advice_names_what_can_still_be_lowered_and_what_it_is_now() -> None
     lowest = for_training(config(gradient_accumulation_steps=8), 1)
     assert "gradientAccumulationSteps" not in lowest
     assert "parallelism" not in lowest
-    assert "model.width (now 128), model.layers (4) or model.vocabSize (256)" in for_building(config())
+    assert for_building(config()) == (
+        "lower model.width (now 128), model.layers (4) or model.vocabSize (256), "
+        "or give the pods more memory (spec.trainer.resourcesPerNode)"
+    )
+    as_wide_as_the_model_says = config(model=TransformerConfig(mlp_ratio=3, experts=ExpertsConfig(count=8)))
+    assert for_building(as_wide_as_the_model_says).startswith(
+        "lower model.experts.count (now 8), model.experts.mlpRatio (3), model.width (128), model.layers (4) or "
+    )

@@ -47,7 +47,12 @@ def for_training(config: TrainerConfig, ranks: int) -> str:
 
 
 def for_building(config: TrainerConfig) -> str:
-    """What makes a model smaller."""
-    model = config.model
-    sizes = f"model.width (now {model.width}), model.layers ({model.layers}) or model.vocabSize ({model.vocab_size})"
+    """What makes a model smaller; of a mixture of experts the experts first, which are most of it."""
+    model, experts = config.model, config.model.experts
+    wide = f"model.width (now {model.width})"
+    if experts is not None:
+        ratio = experts.mlp_ratio or model.mlp_ratio
+        mixture = f"model.experts.count (now {experts.count}), model.experts.mlpRatio ({ratio})"
+        wide = f"{mixture}, model.width ({model.width})"
+    sizes = f"{wide}, model.layers ({model.layers}) or model.vocabSize ({model.vocab_size})"
     return f"lower {sizes}, or give the pods more memory (spec.trainer.resourcesPerNode)"
