@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.optim import (
+    AttentionHeads,
+    HeadParameter,
+    LogitPart,
     LogitRecorder,
     MuonClip,
     MuonClipConfig,
@@ -239,3 +242,44 @@ def test_elements_that_were_moved_behind_the_optimizers_back_are_not_left_untrai
     )
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
     assert optimizer.count == 0
+
+
+def parts(*named: tuple[Any, int], kind: Any = "latent", heads: int = 4) -> tuple[str, ...]:
+    """What is said of a layer whose parts, with so many heads each, were put together by hand."""
+    model = maps()
+    weights = model.parameters()
+    parameters = tuple(HeadParameter(str(part), next(weights), part, count) for part, count in named)
+    layer = AttentionHeads(kind, heads, parameters)
+    return problems_of(lambda: MuonClip(model.named_parameters(), [layer], HOT))
+
+
+def test_parts_that_would_be_scaled_in_vain_or_not_at_all_are_refused() -> None:
+    latent = (LogitPart.CONTENT_QUERY, 4), (LogitPart.CONTENT_KEY, 4), (LogitPart.ROTARY_QUERY, 4)
+    assert parts(*latent, kind="mla") == (
+        "attention layer 0: kind: 'mla' must be one of multiHead, groupedQuery, latent",
+    )
+    assert parts(*latent[:2]) == (
+        "attention layer 0: no parameter has part rotaryQuery, of which latent logits are made",
+    )
+    assert parts(*latent, (LogitPart.KEY, 4)) == (
+        "attention layer 0: key: part key must be one of contentQuery, contentKey, rotaryQuery, sharedKey",
+    )
+    assert parts((LogitPart.QUERY, 4), (LogitPart.SHARED_KEY, 4), kind="multiHead") == (
+        "attention layer 0: sharedKey: part sharedKey must be one of query, key",
+        "attention layer 0: no parameter has part key, of which multiHead logits are made",
+    )
+    assert parts(*latent[1:], (LogitPart.CONTENT_QUERY, 2), (LogitPart.SHARED_KEY, 1)) == (
+        "attention layer 0: contentQuery: 2 heads must be the layer's 4",
+    )
+
+
+def test_a_part_may_be_spelt_as_text() -> None:
+    model = maps()
+    parameters, spelt = (model["q0"].weight, model["k0"].weight), list[Any](("query", "key"))
+    named = (HeadParameter(part, one, part, 4) for part, one in zip(spelt, parameters, strict=True))
+    layer = AttentionHeads("multiHead", 4, tuple(named))
+    kept = [one.detach().clone() for one in parameters]
+    still = MuonClipConfig(qk_clip_threshold=0.5, muon_lr=1e-300, adamw_lr=1e-300)
+    MuonClip(model.named_parameters(), [layer], still).step(torch.tensor([[2.0] * 4]))
+    for one, before in zip(parameters, kept, strict=True):
+        torch.testing.assert_close(one.detach(), before / 2, rtol=1e-6, atol=0)

@@ -11,9 +11,10 @@ weights depends on who else uses them, so each parameter says what part of the p
 A SHARED_KEY stays as it is, but under the rules for grouped queries that say otherwise; see `optim.qk_clip`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from torch import Tensor
 
@@ -32,10 +33,19 @@ class LogitPart(StrEnum):
     """The key of several heads: of a group, or the rotary key that all heads share."""
 
 
+LOGIT_PARTS: Final[Mapping[AttentionKind, tuple[LogitPart, ...]]] = {
+    "multiHead": (LogitPart.QUERY, LogitPart.KEY),
+    "groupedQuery": (LogitPart.QUERY, LogitPart.SHARED_KEY),
+    "latent": (LogitPart.CONTENT_QUERY, LogitPart.CONTENT_KEY, LogitPart.ROTARY_QUERY, LogitPart.SHARED_KEY),
+}
+"""Of each kind the parts that a logit is made of. What is never scaled need not be named: a SHARED_KEY."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadParameter:
     """A weight [heads * rows, inputs] or bias [heads * rows] whose consecutive blocks of rows belong to one head each.
 
+    Where other rows lie between those of two heads, it is a view [heads, rows, inputs] or [heads, rows] of a parameter.
     `name` is the parameter's name in the model; `heads` is the number of blocks, for a SHARED_KEY that of the keys.
     """
 
@@ -57,4 +67,4 @@ class AttentionHeads:
 
     def of(self, part: LogitPart) -> tuple[HeadParameter, ...]:
         """The parameters (weight, then bias if any) that make one part."""
-        return tuple(parameter for parameter in self.parameters if parameter.part is part)
+        return tuple(parameter for parameter in self.parameters if parameter.part == part)

@@ -3,6 +3,7 @@
 Computes only: no I/O, no clock, no random numbers, and no communication but through the peers that it is given.
 """
 
+from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.optim.attention_logits import largest_logits
 from trimtab_trainer.optim.checksum import ParameterChecksum, parameter_checksum, whole_checksum
 from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup, ThresholdPoint
@@ -18,6 +19,7 @@ from trimtab_trainer.optim.logit_recorder import LogitRecorder
 from trimtab_trainer.optim.muon_clip import MuonClip, StepTelemetry
 from trimtab_trainer.optim.plain_models import (
     fused_projection,
+    latent_projections,
     multihead_attention,
     parameter_groups,
     separate_projections,
@@ -27,8 +29,11 @@ from trimtab_trainer.optim.routing import routing_table
 from trimtab_trainer.optim.schedule import RateOverride, Schedule
 
 __all__ = [
+    "AttentionHeads",
     "GradientClip",
     "GradientClipping",
+    "HeadParameter",
+    "LogitPart",
     "LogitRecorder",
     "MuonClip",
     "MuonClipConfig",
@@ -45,6 +50,7 @@ __all__ = [
     "fused_projection",
     "gradient_norms",
     "largest_logits",
+    "latent_projections",
     "multihead_attention",
     "parameter_checksum",
     "parameter_groups",

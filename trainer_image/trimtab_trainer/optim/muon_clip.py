@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trimtab_trainer.fields import raise_if_any
-from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
+from trimtab_trainer.head_parameters import LOGIT_PARTS, AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.optim.adamw import AdamW
 from trimtab_trainer.optim.config import MuonClipConfig, Optimizer
 from trimtab_trainer.optim.muon import Muon
@@ -260,7 +260,7 @@ def _attention_problems(
         if layer.kind == "groupedQuery" and rule != "query" and not layer.of(LogitPart.SHARED_KEY):
             yield f"qk_clip_grouped_query: {rule} needs the shared key of attention layer {index}"
         yield from (f"attention layer {index}: {each.name}: {problem}" for each, problem in _unfit(layer, known))
-        yield from (f"attention layer {index}: {problem}" for problem in _unequal_heads(layer))
+        yield from (f"attention layer {index}: {problem}" for problem in (*_wrong_parts(layer), *_unequal_heads(layer)))
     if len(counts := {layer.heads for layer in layers if layer.heads}) > 1:
         yield f"attention: its layers have {sorted(counts)} heads; largest logits need the same number in each"
 
@@ -274,9 +274,26 @@ def _unfit(layer: AttentionHeads, known: Set[int]) -> Iterator[tuple[HeadParamet
             yield each, f"{each.heads} heads must divide its {len(each.parameter)} rows"
 
 
+def _wrong_parts(layer: AttentionHeads) -> Iterator[str]:
+    """What a kind of attention has not would never be scaled, and without a part that it has too little would be."""
+    if layer.kind not in LOGIT_PARTS:
+        yield f"kind: {layer.kind!r} must be one of {', '.join(LOGIT_PARTS)}"
+        return
+    known, named = LOGIT_PARTS[layer.kind], {each.part for each in layer.parameters}
+    for each in layer.parameters:
+        if each.part not in known:
+            yield f"{each.name}: part {each.part!s} must be one of {', '.join(known)}"
+    for part in known:
+        if named and part != LogitPart.SHARED_KEY and part not in named:
+            yield f"no parameter has part {part!s}, of which {layer.kind} logits are made"
+
+
 def _unequal_heads(layer: AttentionHeads) -> Iterator[str]:
     """What shows that a layer has another number of key heads than it says: rows of other heads would be scaled."""
     if layer.kind == "latent":
+        for each in layer.parameters:
+            if each.part != LogitPart.SHARED_KEY and each.heads != layer.heads:
+                yield f"{each.name}: {each.heads} heads must be the layer's {layer.heads}"
         return
     queries, keys = layer.of(LogitPart.QUERY), layer.of(LogitPart.KEY) or layer.of(LogitPart.SHARED_KEY)
     for query, key in zip(queries[:1], keys[:1], strict=False):

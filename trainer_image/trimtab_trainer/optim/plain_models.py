@@ -5,7 +5,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from trimtab_trainer.fields import raise_if_any
+from trimtab_trainer.fields import at_least, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.optim.config import ParameterGroup
 
@@ -68,6 +68,51 @@ def fused_projection(
     )
 
 
+def latent_projections(
+    name: str,
+    query: nn.Linear,
+    key_value: nn.Linear,
+    *,
+    heads: int,
+    content_dimension: int,
+    rotary_dimension: int,
+    value_dimension: int,
+) -> AttentionHeads:
+    """Return what makes the logits of a layer of latent attention (MLA), its rows as DeepSeek has them.
+
+    `query` (`q_b_proj`, or `q_proj` where queries are not compressed) has of one head after the other the rows of the
+    content and those of the rotary part, `key_value` (`kv_b_proj`) those of the content key and those of the value.
+    Values are left as they are, and so is the rotary key that all heads share (in `kv_a_proj_with_mqa`).
+
+    Raises:
+        InvalidFields: one sentence per dimension below 1, or per map whose rows are not those of so many heads.
+    """
+    dimensions = {
+        "heads": heads,
+        "content_dimension": content_dimension,
+        "rotary_dimension": rotary_dimension,
+        "value_dimension": value_dimension,
+    }
+    raise_if_any(
+        (
+            *(at_least(field, value, 1) for field, value in dimensions.items()),
+            _rows_problem(f"{name}.query", query, heads, content_dimension, rotary_dimension),
+            _rows_problem(f"{name}.key_value", key_value, heads, content_dimension, value_dimension),
+        )
+    )
+    queries, keys = _by_head(f"{name}.query", query, heads), _by_head(f"{name}.key_value", key_value, heads)
+    contents, others = slice(None, content_dimension), slice(content_dimension, None)
+    parts = (
+        (LogitPart.CONTENT_QUERY, queries, contents),
+        (LogitPart.ROTARY_QUERY, queries, others),
+        (LogitPart.CONTENT_KEY, keys, contents),
+    )
+    parameters = (
+        HeadParameter(each, blocks[:, rows], part, heads) for part, named, rows in parts for each, blocks in named
+    )
+    return AttentionHeads("latent", heads, tuple(parameters))
+
+
 def multihead_attention(name: str, module: nn.MultiheadAttention) -> AttentionHeads:
     """Return what makes the logits of a layer that is `torch.nn.MultiheadAttention`: its parameters have this prefix.
 
@@ -99,6 +144,19 @@ def _attention(
         *(HeadParameter(name, parameter, key_part, key_heads or heads) for name, parameter in keys),
     )
     return AttentionHeads("groupedQuery" if grouped else "multiHead", heads, parameters, normalised)
+
+
+def _rows_problem(name: str, projection: nn.Linear, heads: int, first: int, second: int) -> str | None:
+    rows = heads * (first + second)
+    if min(heads, first, second) < 1 or projection.out_features == rows:
+        return None
+    return f"{name}: {projection.out_features} rows must be {rows}, {heads} heads of {first} + {second}"
+
+
+def _by_head(name: str, projection: nn.Linear, heads: int) -> list[tuple[str, Tensor]]:
+    """Views [heads, rows, inputs] of the weight and [heads, rows] of the bias, if there is one, each with its name."""
+    parameters = projection.named_parameters()
+    return [(f"{name}.{kind}", parameter.unflatten(0, (heads, -1))) for kind, parameter in parameters]
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
