@@ -134,7 +134,12 @@ def test_a_fault_that_could_not_fire_is_refused() -> None:
     assert [problem.split(":")[0] for problem in found] == ["faults[0].bit", "faults[0].tensor", "faults[1].kind"]
 
 
-@pytest.mark.parametrize("text", ["[1]", "", "steps: [", "7"])
+def test_a_whole_number_that_no_float_holds_is_refused_by_name_beside_others() -> None:
+    found = problems_of(f"{{steps: 0, gradientClip: {10**400}, globalBatch: 8, data: {{path: /data.bin}}}}")
+    assert found == (f"gradientClip: {10**400} must be a number of float64", "steps: 0 must be at least 1")
+
+
+@pytest.mark.parametrize("text", ["[1]", "", "steps: [", "7", "steps: 2026-13-45", f"steps: {'9' * 5000}"])
 def test_what_is_no_mapping_is_refused_in_one_sentence(text: str) -> None:
     assert len(problems_of(text)) == 1
 

@@ -282,7 +282,8 @@ def read_config(text: str) -> TrainerConfig:
     """Read YAML; raises InvalidFields with one sentence per wrong field."""
     try:
         given: object = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    # A date or a number that nothing holds (`2026-13-45`) is a ValueError of Python's own.
+    except (yaml.YAMLError, ValueError) as error:
         raise InvalidFields((f"config: not YAML: {' '.join(str(error).split())}",)) from error
     return build(TrainerConfig, given)
 

@@ -139,7 +139,10 @@ def _plain(kind: Any, given: object, path: str, problems: list[str]) -> object:
             return kind(given)
         raise _note(problems, path, given, f"one of {', '.join(str(member.value) for member in kind)}")
     if kind is float and isinstance(given, int) and not isinstance(given, bool):
-        return float(given)
+        try:
+            return float(given)
+        except OverflowError:
+            raise _note(problems, path, given, "a number of float64") from None
     if isinstance(given, kind) and (kind is bool or not isinstance(given, bool)):
         return cast("object", given)
     wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
