@@ -48,6 +48,7 @@ KNOWN_VECTORS = (
     "layer_weight_norm",
     "layer_momentum_norm",
     "layer_spectral_norm",
+    "layer_update_rms",
     "layer_router_entropy",
     "expert_load",
     "dropped_tokens",

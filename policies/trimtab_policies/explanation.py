@@ -15,6 +15,7 @@ _AXES = {
     "layer_weight_norm": ("layer",),
     "layer_momentum_norm": ("layer",),
     "layer_spectral_norm": ("layer",),
+    "layer_update_rms": ("layer",),
     "layer_router_entropy": ("layer",),
     "expert_load": ("layer", "expert"),
     "dropped_tokens": ("layer",),

@@ -15,7 +15,14 @@ from trimtab_trainer.optim import MuonClip, MuonClipConfig
 
 EVERY = 3
 SCALARS = {"weight_norm", "momentum_norm", "spectral_norm", "nonfinite_weights", "nonfinite_state"}
-VECTORS = {"layer_weight_norm", "layer_momentum_norm", "layer_spectral_norm", "qk_clip_rate", "qk_clip_smallest"}
+VECTORS = {
+    "layer_weight_norm",
+    "layer_momentum_norm",
+    "layer_spectral_norm",
+    "layer_update_rms",
+    "qk_clip_rate",
+    "qk_clip_smallest",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +62,22 @@ def test_a_step_in_so_many_tells_of_all_weights_and_moments_and_the_others_of_no
         assert vectors["layer_momentum_norm"][layer] == pytest.approx(expected, rel=1e-5)
         most = max(largest[name] for name in names if name in largest)
         assert 0.85 * most <= vectors["layer_spectral_norm"][layer] <= 1.0001 * most
+
+
+def test_the_update_of_each_layer_is_that_by_which_its_matrices_have_moved(world: World) -> None:
+    """Without decay, and where no head was clipped."""
+    rows, rate = {"a": (6, 4), "b": (4, 4), "c": (3, 5)}, 0.5
+    parameters = {f"{name}.weight": torch.zeros(shape) for name, shape in rows.items()}
+    parameters["a.gain"] = torch.zeros(3)
+    optimizer = MuonClip(parameters.items(), (), MuonClipConfig(muon_lr=rate, adamw_lr=0.5, decay=0.0))
+    for number, parameter in enumerate(parameters.values()):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    optimizer.step(torch.zeros(0, 0))
+    layers = [["a.weight", "a.gain"], ["b.weight"], ["nothing.weight"]]
+    _, vectors = HealthMetrics(1, layers).of_step(1, 1, torch.ones(0, 0), optimizer, [], world)
+    moved = [float((parameters[f"{name}.weight"] / rate).square().mean().sqrt()) for name in ("a", "b")]
+    assert vectors["layer_update_rms"].tolist() == pytest.approx([*moved, 0.0], rel=1e-5)
+    assert min(moved) > 0.1
 
 
 def test_records_tell_how_often_how_much_and_where_heads_were_clipped(world: World) -> None:

@@ -77,8 +77,9 @@ class HealthMetrics:
         sums, largest = self._packed(found)
         _reduce(sums, world, add=sharded)
         _reduce(largest, world, add=False)
-        counts, squares = sums[:2], sums[2:].view(2, -1)
-        norms, layer_norms = squares.sum(1).sqrt(), squares[:, :-1].sqrt()
+        counts, (*squares, elements) = sums[:2], sums[2:].view(4, -1)
+        norms = [one.sum().sqrt() for one in squares]
+        weights, momenta, updates = (one[:-1].sqrt() for one in squares)
         scalars = {
             "weight_norm": norms[0].item(),
             "momentum_norm": norms[1].item(),
@@ -87,21 +88,25 @@ class HealthMetrics:
             "nonfinite_state": counts[1].item(),
         }
         return scalars, {
-            "layer_weight_norm": layer_norms[0],
-            "layer_momentum_norm": layer_norms[1],
+            "layer_weight_norm": weights,
+            "layer_momentum_norm": momenta,
             "layer_spectral_norm": largest[:-1],
+            "layer_update_rms": updates / elements[:-1].clamp(min=1).sqrt(),
         }
 
     def _packed(self, found: Sequence[WeightHealth]) -> tuple[Tensor, Tensor]:
-        """Two counts and the squares of two norms for each layer and the rest; spectral norms for the same."""
+        """Two counts; for each layer and the rest the squares of three norms (weights, momenta, Muon's updates) and how
+        many elements Muon updates; spectral norms for the same."""
         counts = torch.zeros(2, dtype=torch.float64)
-        squares, spectral = torch.zeros(2, self._layers + 1, dtype=torch.float64), torch.zeros(self._layers + 1)
+        sums, spectral = torch.zeros(4, self._layers + 1, dtype=torch.float64), torch.zeros(self._layers + 1)
         for one in found:
             place = self._layer.get(one.name, self._layers)
             counts += torch.tensor([one.nonfinite, one.nonfinite_state], dtype=torch.float64)
-            squares[:, place] += torch.tensor([one.norm, one.momentum_norm], dtype=torch.float64) ** 2
+            norms = torch.tensor([one.norm, one.momentum_norm, one.update_norm or 0.0], dtype=torch.float64)
+            sums[:3, place] += norms**2
+            sums[3, place] += 0 if one.update_norm is None else one.elements
             spectral[place] = torch.maximum(spectral[place], torch.tensor(one.spectral_norm or 0.0))
-        return torch.cat((counts, squares.flatten())), spectral
+        return torch.cat((counts, sums.flatten())), spectral
 
 
 def _nonfinite(

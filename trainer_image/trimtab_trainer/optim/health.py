@@ -39,6 +39,11 @@ class WeightHealth:
     nonfinite_state: int
     """Elements of its momentum and of AdamW's second moment that are not finite."""
 
+    update_norm: float | None
+    """Euclidean norm of its last update before the learning rate; None where AdamW updates it, or nobody has yet."""
+
+    elements: int
+
 
 @dataclass(frozen=True, slots=True)
 class ClipActivity:
@@ -68,6 +73,7 @@ def optimizer_health(
     momenta: dict[str, Tensor] = {**state["muon_momentum"], **state["adamw_first_moment"]}
     variances: dict[str, Tensor] = state["adamw_second_moment"]
     masters: dict[str, Tensor] = state.get("master_weights", {})
+    updates = optimizer.update_norms()
     found: list[WeightHealth] = []
     for route in optimizer.routes:
         weight, momentum = masters.get(route.name, route.parameter), momenta[route.name]
@@ -81,6 +87,8 @@ def optimizer_health(
                 momentum_norm=_norm(momentum),
                 nonfinite=nonfinite_elements((weight,)),
                 nonfinite_state=nonfinite_elements(kept),
+                update_norm=updates.get(route.name),
+                elements=weight.numel(),
             )
         )
     return tuple(found)

@@ -46,6 +46,7 @@ class Muon:
         self._momentum = {
             weight.name: torch.zeros_like(weight.value, memory_format=torch.contiguous_format) for weight in weights
         }
+        self._norms: list[Tensor] = []
         self._slabs = [slab for blocks in self._by_shape().values() for slab in _slabs(blocks, config)]
         self._shared: SharedResults | None = None
 
@@ -72,8 +73,16 @@ class Muon:
             values, first = [block.value for block in slab], slab[0]
             norms[place] = apply_updates(values, updates, lr, first.decay, first.learning_rate_scale)
         # Added up in one order, whoever computed which.
-        ordered = [norms[place] for place in sorted(norms)]
-        return float(torch.cat(ordered).double().square().sum()) if ordered else 0.0
+        self._norms = [norms[place] for place in sorted(norms)]
+        return float(torch.cat(self._norms).double().square().sum()) if self._norms else 0.0
+
+    def update_norms(self) -> dict[str, float]:
+        """The Euclidean norm of each parameter's last update, before `lr`, by name; none before the first update."""
+        squares: defaultdict[str, float] = defaultdict(float)
+        for slab, norms in zip(self._slabs, self._norms, strict=False):
+            for block, norm in zip(slab, norms.double().cpu().unbind(), strict=True):
+                squares[block.name] += float(norm) ** 2
+        return {name: math.sqrt(square) for name, square in squares.items()}
 
     def momentum(self) -> dict[str, Tensor]:
         """Return the momentum of every parameter by name (the live tensors)."""

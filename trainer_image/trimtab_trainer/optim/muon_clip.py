@@ -175,6 +175,10 @@ class MuonClip:
                 tensor.copy_(state[kind][name])
         self._count = state["count"]
 
+    def update_norms(self) -> dict[str, float]:
+        """See `Muon.update_norms`."""
+        return self._muon.update_norms()
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the live tensors of the state, of each kind by the name of its parameter."""
         tensors = {
