@@ -24,6 +24,7 @@ PARTS = (
     "compute",
     "optimizer",
     "divided_updates",
+    "accelerator",
 )
 """In the order of the report."""
 

@@ -35,7 +35,7 @@ TRAINED_STEPS = 60
 NEVER, ALWAYS = 1e9, -1e9
 
 
-def _plain_attention(query: Tensor, key: Tensor, value: Tensor, **settings: object) -> AttentionResult:
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, **settings: object) -> AttentionResult:
     """Attention that reports nothing: what a trainer without QK-Clip would run."""
     del settings
     output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -104,7 +104,7 @@ def max_logits(bench: Bench, count: int) -> tuple[Figure, ...]:
     half = float(bounds.median())
 
     def off() -> None:
-        self_attention.causal_attention = _plain_attention
+        self_attention.causal_attention = plain_attention
         try:
             bench.step(NEVER)
         finally:
