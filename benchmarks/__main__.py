@@ -16,6 +16,7 @@ PARTS = (
     "rollbacks",
     "session",
     "checkpoints",
+    "corruptions",
     "journal",
     "memory",
     "engine",
