@@ -55,13 +55,13 @@ def choose(
     name = f"The checkpoint of step {step} (attempt {row.attempt})"
     if row.state == CheckpointState.DELETING:
         raise NotFound(f"{name} is being deleted.")
-    if not row.surviving and attempt is None:
+    if row.state == CheckpointState.QUARANTINED and not quarantined:
+        raise UsageError(f"{name} is quarantined: {row.evidence}. Give --quarantined to export it all the same.")
+    if not row.surviving and attempt is None and not quarantined:
         raise UsageError(
             f"{name} is no part of the run's history: the run went back behind it. Give --attempt {row.attempt} to "
             "export it all the same."
         )
-    if row.state == CheckpointState.QUARANTINED and not quarantined:
-        raise UsageError(f"{name} is quarantined: {row.evidence}. Give --quarantined to export it all the same.")
     return row
 
 

@@ -215,6 +215,14 @@ def test_a_step_without_a_checkpoint_is_answered_with_the_nearest_ones(saved: Sa
         choose((), "demo", 300, None, quarantined=False)
 
 
+def test_what_the_run_went_back_behind_is_exported_only_by_its_attempt(saved: Saved) -> None:
+    row = next(one for one in saved.rows if one.step == 300)
+    abandoned = (replace(row, surviving=False),)
+    with pytest.raises(UsageError, match=r"step 300 .* is no part of the run's history.*Give --attempt 1"):
+        choose(abandoned, "demo", 300, None, quarantined=False)
+    assert choose(abandoned, "demo", 300, 1, quarantined=False).step == 300
+
+
 def test_of_two_attempts_the_surviving_one_is_meant_unless_another_is_named(saved: Saved) -> None:
     row = choose(saved.rows, "demo", 300, None, quarantined=False)
     rows = (row, replace(row, attempt=2, surviving=False), replace(row, step=320, state="Deleting"))

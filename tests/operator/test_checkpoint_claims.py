@@ -170,7 +170,7 @@ async def test_a_manifest_too_large_to_be_one_is_refused(
 ) -> None:
     get = store.get
 
-    async def get_little(key: str) -> bytes:
+    async def get_little(key: str, _limit: int) -> bytes:
         return await get(key, 20)
 
     monkeypatch.setattr(store, "get", get_little)
@@ -183,10 +183,10 @@ async def test_what_s3_does_not_hand_out_hides_no_other_checkpoint(
 ) -> None:
     locked, open_one, get = trainer.save(10), trainer.save(20), store.get
 
-    async def get_some(key: str) -> bytes:
+    async def get_some(key: str, limit: int) -> bytes:
         if key == locked.key:
             raise StoreRefused("S3 refuses (InvalidObjectState)")
-        return await get(key)
+        return await get(key, limit)
 
     monkeypatch.setattr(store, "get", get_some)
     assert [claim.reference for claim in await look(store, trainer, locked, open_one)] == [open_one]

@@ -205,7 +205,8 @@ def tokens() -> Tensor:
 
 def test_the_example_of_the_page_clips_deepseeks_own_model() -> None:
     model = deepseek()
-    written = PAGE.read_text("utf-8").split("```python\n")[2].split("```")[0]
+    written = next(block for block in PAGE.read_text("utf-8").split("```") if "latent_projections(" in block)
+    written = written.removeprefix("python\n")
     names: dict[str, Any] = {"model": model}
     exec(written, names)
     recorder, kept = LogitRecorder(2), {name: one.detach().clone() for name, one in model.named_parameters()}

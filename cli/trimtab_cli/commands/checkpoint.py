@@ -154,7 +154,7 @@ def _fates(access: Access, body: Mapping[str, Any], state: RunState) -> tuple[Fa
 
 
 def _wanted(row: CheckpointRow, step: int | None) -> bool:
-    return row.step == step if step is not None else row.state in RESTORABLE
+    return row.step == step if step is not None else row.state in RESTORABLE and row.surviving
 
 
 def _show(output: Output, row: CheckpointRow, verification: Verification) -> None:
