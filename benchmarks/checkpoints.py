@@ -109,13 +109,13 @@ class Bench:
         self._step += 1
         before = peak_megabytes()
         forget_peak()
-        times.evaluation.append(seconds(self._evaluate))
         times.stall.append(seconds(lambda: self.ranks.save([self.state], self._step)))
         waited = seconds(lambda: self.ranks.checkpointers[0].flush(600))
         times.save.append(times.stall[-1] + waited)
         if self._step == 1:
             # Later rounds use the room of the first: what they need beyond it has no copy in it.
             times.staging.append(peak_megabytes() - before - self.megabytes)
+        times.evaluation.append(seconds(self._evaluate))
         return next(event.reference for event in reversed(self.ranks.drain(0)) if isinstance(event, Saved))
 
     @torch.no_grad()

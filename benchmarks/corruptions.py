@@ -5,6 +5,7 @@ shards of another step or rank, truncated and missing objects, stale, edited and
 """
 
 import argparse
+import logging
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=CASES)
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # torch's reader logs a trace for much of what it stumbles over
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name:
         folder = Path(name)
         (folder / "s3").mkdir()
