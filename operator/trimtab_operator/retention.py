@@ -91,7 +91,8 @@ def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> d
     spared = (one for one in state.checkpoints if one.reference.key in state.spared)
     keep(spared, "files of somebody else lie there", "somebody deletes it by hand")
 
-    unproved = (one for one in state.checkpoints if one.reference.key in state.unproved)
+    failed = state.unproved
+    unproved = (one for one in state.checkpoints if one.reference.key in failed)
     keep(unproved, "it is what was saved, and did not behave so when it was restored", "the job is edited")
 
     foreign = (one for one in state.checkpoints if one.of_source)

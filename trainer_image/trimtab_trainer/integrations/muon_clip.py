@@ -152,7 +152,7 @@ class MuonClipOptimizer(Optimizer):
 
 
 def _over_all_processes(logits: Tensor) -> Tensor:
-    """The largest of every process, in place; what is not a number is infinite, since a maximum may lose it."""
+    """The largest of every process; what is not a number is infinite, since a maximum may lose it."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and logits.numel():
         logits = logits.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         dist.all_reduce(logits, dist.ReduceOp.MAX)
