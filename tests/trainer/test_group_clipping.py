@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 import torch.multiprocessing as mp
 from clipped_ranks import GROUPS, expected_clip, one_rank, story
 from scripted_session import ScriptedSession, lone_world, snapshot, train_steps
+from server_process import free_ports
 from torch import Tensor, nn
 from trimtab_trainer.collectives import World
 from trimtab_trainer.config import read_config
@@ -217,9 +217,7 @@ def test_norms_are_those_of_the_whole_step_without_the_scale_of_its_loss(world: 
 @pytest.mark.timeout(600)
 def test_two_ranks_clip_and_train_a_mixture_of_experts_as_one_does(world: World, tmp_path: Path) -> None:
     """Replicated and sharded; some experts get no token, and on one rank some parameters have no gradient at all."""
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
+    (port,) = free_ports(1)
     alone = one_rank(world, tmp_path / "alone.pt")
     mp.spawn(story, (2, port, str(tmp_path)), nprocs=2)
     reports: list[dict[str, Any]] = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

@@ -1,7 +1,6 @@
 """Sharded parameters train like replicated ones, and checkpoints of either are restored into either."""
 
 import json
-import socket
 import uuid
 from collections import Counter
 from dataclasses import fields, replace
@@ -14,6 +13,7 @@ import torch.multiprocessing as mp
 from checkpoint_ranks import FAST, RUN, Ranks
 from object_store_fixture import ADMIN, ObjectStoreServer
 from safetensors.torch import load_file
+from server_process import free_ports
 from sharded_ranks import config, same, state_of, story
 from trimtab_cli.adapters.object_store import BucketAddress
 from trimtab_cli.adapters.object_store import ObjectStore as CliStore
@@ -46,9 +46,7 @@ def test_a_sharded_world_trains_like_replicas_and_restores_what_either_saved(
         "root": uuid.uuid4().hex,
         "folder": str(tmp_path),
     }
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
+    (port,) = free_ports(1)
     mp.spawn(story, (RANKS, port, place), nprocs=RANKS)
     reports: list[dict[str, Any]] = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
