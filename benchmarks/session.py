@@ -104,10 +104,15 @@ def figures(times: Times) -> tuple[Figure, ...]:
         Figure("gate with its exchange (waits for the slower rank), of the step", shares["gate"], "%"),
         Figure("processor time of the thread that speaks to Redis, of the run", (courier,), "%"),
         Figure("checkpoint's stall of the main thread ÷ step", _over(times.times["save"], typical)),
-        Figure("forward pass for the restore's probe, a part of it, ÷ step", _over(times.times["probe"], typical)),
+        Figure("what the step behind it tells the save, ÷ step", _over(_behind_saves(times), typical)),
         Figure("replica check with its exchange ÷ step", _over(times.times["replicas"], typical)),
         Figure("step", tuple(steps), "s"),
     )
+
+
+def _behind_saves(times: Times) -> list[float]:
+    """Of the steps that a save waits for, one each: in the others there is nothing to tell."""
+    return sorted(times.times["told"])[-len(times.times["save"]) :]
 
 
 def _percent(parts: list[float], steps: list[float]) -> tuple[float, ...]:

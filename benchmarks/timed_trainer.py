@@ -79,7 +79,7 @@ def install() -> None:
     timed("gate", Session, "gate")
     timed("agree", World, "agree")
     timed("save", Session, "checkpoint")
-    timed("probe", Runtime, "evaluation_losses")
+    timed("told", Runtime, "step_computed")
     timed("replicas", session, "compare_replicas")
     report = Session.report
 

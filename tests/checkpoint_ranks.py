@@ -147,6 +147,7 @@ class Ranks:
         """Save on every rank."""
         skip = changes.pop("skip", SkipLedger())
         config_sha256, config = changes.pop("config_sha256", "c" * 64), changes.pop("config", None)
+        measured = changes.pop("measured", [None] * self.world_size)
 
         def act(rank: int) -> None:
             self.checkpointers[rank].save(
@@ -162,6 +163,7 @@ class Ranks:
                 config_sha256=config_sha256,
                 code_sha256="d" * 64,
                 config=config,
+                measured=measured[rank],
             )
 
         assert self.run(act) == [None] * self.world_size

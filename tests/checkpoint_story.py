@@ -37,7 +37,7 @@ class Story:
 
     def contents(self, attempt: int) -> dict[int, str]:
         """The hash of all bytes of the window that comes after each checkpoint."""
-        return {one.step: one.evaluation.window_sha256 for one in self.run.manifests() if one.attempt == attempt}
+        return {one.step: one.evaluation.samples_sha256 for one in self.run.manifests() if one.attempt == attempt}
 
 
 def later(steps: Steps, after: int) -> Steps:

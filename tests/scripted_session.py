@@ -60,7 +60,7 @@ class ScriptedSession:
                 self.before = snapshot(self.trainee)
             yield Batch(1, step, step - 1, samples[:, :-1], samples[:, 1:], torch.arange(4), None)
 
-    def gate(self, bad: str | None) -> Gate:
+    def gate(self, bad: str | None, _loss: Tensor | None = None) -> Gate:
         """Let an update pass unless something is not finite."""
         self.bad.append(bad)
         return Gate.UPDATE if bad is None else Gate.WITHHOLD

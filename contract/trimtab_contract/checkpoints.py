@@ -1,6 +1,7 @@
 """CheckpointManifest: what a checkpoint consists of and the evidence needed to trust it."""
 
 import hashlib
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -57,17 +58,23 @@ class FiniteScan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvaluationProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """The evaluation-mode loss of one micro-batch per rank of the next window; the restoring side repeats it.
+    """The loss of every rank's share of the next window; the restoring side measures it again.
 
     `losses[rank]` are float64 images of the float32 losses, None where one is not finite (JSON writes it so): the
-    state may be sound and the window bad. `window_sha256` hashes the bytes of the whole window. `data` is what the run
-    trains on, `micro_batch` how many samples were computed at once, `seed` the key of dropout, `processors[rank]` what
-    computed the losses: only the same gives the same bits. None in manifests of versions that did not say.
+    state may be sound and the window bad. In `mode` Training they are those of the step that came next, with `dropout`,
+    which cost nothing; in mode Evaluation a forward pass without dropout measured them. `samples_sha256` is
+    `samples_sha256` of the window's samples, `window_sha256` the hash of its bytes in manifests of older versions;
+    each is empty where there is none. `data` is what the run trains on, `micro_batch` how many samples were computed at
+    once, `seed` the key of dropout, `processors[rank]` what computed the losses: only the same gives the same bits.
+    None in manifests of versions that did not say.
     """
 
     window: int
-    window_sha256: str
     losses: tuple[float | None, ...]
+    window_sha256: str = ""
+    samples_sha256: str = ""
+    mode: Literal["Evaluation", "Training"] = "Evaluation"
+    dropout: float = 0.0
     data: DataDescription | None = None
     micro_batch: int | None = None
     seed: int | None = None
@@ -135,3 +142,11 @@ def _advice(schema: int) -> str:
 def sha256_hex(body: bytes) -> str:
     """The SHA-256 of `body` as lower-case hex."""
     return hashlib.sha256(body).hexdigest()
+
+
+def samples_sha256(digests: Iterable[str]) -> str:
+    """The SHA-256, as hex, of the SHA-256 (hex) of every sample of a window in order.
+
+    Each rank hashes what it trains on anyway, and any number of ranks comes to the same.
+    """
+    return sha256_hex(b"".join(bytes.fromhex(digest) for digest in digests))

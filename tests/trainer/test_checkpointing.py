@@ -4,9 +4,12 @@ We test that what comes back is what went in, that nothing damaged, foreign or h
 state, and that the store may be away meanwhile.
 """
 
+import math
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +29,11 @@ from trimtab_trainer.checkpointing import (
     CheckpointBehind,
     CheckpointLimits,
     RestoreFailure,
+    Saved,
     SaveFailed,
     SaveRefusal,
     SaveRefused,
+    ShareMeasurement,
     TrainingState,
     Verified,
     VerifyFailed,
@@ -408,6 +413,38 @@ class TestVerification:
         verdict = ranks.verdict()
         assert isinstance(verdict, VerifyFailed)
         assert verdict.object_name == "__1_0.distcp"
+
+
+class TestMeasuring:
+    def test_a_save_waits_for_what_each_rank_measures_however_long_that_takes(
+        self, world: Callable[..., Ranks], store: ObjectStore
+    ) -> None:
+        ranks = world(limits=CheckpointLimits(save_deadline_seconds=2))
+        measured: list[Future[ShareMeasurement]] = [Future(), Future()]
+        ranks.save(equal_states(7), 30, measured=measured)
+        measured[1].set_result(ShareMeasurement(loss=math.nan, samples=("cd" * 32,)))
+        assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(3)) == [False, False]
+        assert ranks.drain(0) == []
+        measured[0].set_result(ShareMeasurement(loss=1.5, samples=("ab" * 32, "ef" * 32)))
+        assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [True, True]
+        (saved,) = ranks.drain(0)
+        assert isinstance(saved, Saved)
+        evaluation = manifest_of(store, saved.reference).evaluation
+        assert evaluation.losses == (1.5, None)
+        assert evaluation.samples_sha256 == sha256_hex(bytes.fromhex("ab" * 32 + "ef" * 32 + "cd" * 32))
+
+    def test_a_world_that_ends_before_anything_was_measured_leaves_nothing_that_could_be_chosen(
+        self, world: Callable[..., Ranks], store: ObjectStore, root: str
+    ) -> None:
+        ranks = world()
+        ranks.save(equal_states(7), 30, measured=[Future(), Future()])
+        time.sleep(1)
+        ranks.close()
+        assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [False, False]
+        (event,) = ranks.drain(0)
+        assert isinstance(event, SaveFailed)
+        assert "the world ended before" in event.detail
+        assert not [key for key in store.list(root) if key.endswith(keys.MANIFEST_NAME)]
 
 
 class TestOutages:

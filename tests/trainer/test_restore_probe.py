@@ -6,6 +6,7 @@ Real model, optimizer, data, S3 and a real world of one rank; only one part at a
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,19 +138,23 @@ def windows(path: Path, **order: Any) -> ByteWindows:
     return ByteWindows(path, sequence=MODEL.sequence, global_batch=4, **order)
 
 
-def train(runtime: Runtime, steps: int) -> None:
-    """Some updates of the real optimizer: the moments are not empty any more."""
-    trainee = cast("Trainee", runtime.trainee)
+def train(runtime: Runtime, steps: int) -> list[float]:
+    """Some updates of the real optimizer, after which the moments are not empty any more; the losses of these steps."""
+    trainee, losses = cast("Trainee", runtime.trainee), list[float]()
     for step in range(runtime.state.step + 1, runtime.state.step + steps + 1):
         samples = runtime.data.read(step - 1)
         trainee.optimizer.set_lr(trainee.rates.factor(step, None))
         for parameter in trainee.model.parameters():
             parameter.grad = None
-        output = trainee.model(samples[:, :-1], samples[:, 1:])
+        identities = runtime.data.positions(step - 1)
+        output = trainee.model(samples[:, :-1], samples[:, 1:], sample_ids=identities)
         assert output.loss is not None
         output.loss.backward()
+        runtime.step_computed(step - 1, output.loss.detach())
+        losses.append(float(output.loss.detach()))
         trainee.optimizer.step(output.attention.max_logit)
         runtime.state.step = step
+    return losses
 
 
 @pytest.fixture
@@ -184,9 +189,9 @@ def test_a_drain_waits_for_the_save_that_is_on_its_way_before_it_takes_another_c
     landed: list[bool] = []
     whole = Checkpointer.save
 
-    def counted(self: Checkpointer, *state: Any, **about: Any) -> None:
+    def counted(self: Checkpointer, *state: Any, **about: Any) -> bool:
         landed.append(self.flush(0))
-        whole(self, *state, **about)
+        return whole(self, *state, **about)
 
     with patch.object(Checkpointer, "save", counted):
         threading.Timer(0.5, object_store.thaw).start()
@@ -305,12 +310,12 @@ def test_of_tensors_of_another_shape_the_fields_are_named_or_it_is_said_that_an_
 
 
 def test_windows_that_are_read_from_another_place_are_refused(runtime: Runtime, saved: CheckpointReference) -> None:
-    whole = ByteWindows.window_digest
+    whole = ByteWindows.sample_digests
 
-    def next_one(self: ByteWindows, window: int) -> str:
+    def next_one(self: ByteWindows, window: int) -> tuple[str, ...]:
         return whole(self, window + 1)
 
-    with patch.object(ByteWindows, "window_digest", next_one):
+    with patch.object(ByteWindows, "sample_digests", next_one):
         told = refused(runtime, saved)
     assert told.reason == Reason.CONFIG_MISMATCH
     assert "has other bytes than when the checkpoint was saved" in told.detail
@@ -323,7 +328,7 @@ def test_data_that_cannot_be_read_now_say_nothing_of_the_checkpoint(
         message = f"s3://data/shard: window {window}: the store does not answer"
         raise DataUnreadable(message)
 
-    with patch.object(ByteWindows, "window_digest", away), pytest.raises(DataUnreadable, match="does not answer"):
+    with patch.object(ByteWindows, "sample_digests", away), pytest.raises(DataUnreadable, match="does not answer"):
         restore(runtime, saved, SkipLedger())
     assert runtime.state.restored is None
 
@@ -415,3 +420,109 @@ def test_nobody_leaves_before_all_ranks_know_that_their_save_is_complete(
     reference = runtime.save_now("Terminated")
     assert reference is not None
     assert known[-1] == reference, "they meet when it is complete, and not before"
+
+
+def periodic(runtime: Runtime) -> CheckpointReference:
+    """The checkpoint of the step that the rank stands behind, stored and told of."""
+    runtime.wait_for_saves()
+    assert runtime.last_saved is not None
+    return runtime.last_saved
+
+
+def forward_passes(runtime: Runtime, act: Callable[[], object]) -> int:
+    """How often the model was run while something was done."""
+    model, seen = cast("Trainee", runtime.trainee).model, list[int]()
+    handle = model.register_forward_hook(lambda *_: seen.append(1))
+    act()
+    handle.remove()
+    return len(seen)
+
+
+def test_the_step_behind_a_periodic_save_measures_it_and_no_forward_pass_does(runtime: Runtime) -> None:
+    train(runtime, STEP)
+    assert forward_passes(runtime, lambda: runtime.save("Periodic")) == 0
+    with pytest.raises(TimeoutError):
+        until_saved(runtime, 0.5)
+    losses = list[float]()
+    assert forward_passes(runtime, lambda: losses.extend(train(runtime, 1))) == 1
+    until_saved(runtime, 30)
+    recorded = decode_manifest(runtime.store.get(periodic(runtime).key)).evaluation
+    assert (recorded.mode, recorded.window, recorded.losses) == ("Training", STEP, tuple(losses))
+    train(runtime, 2)
+    restore(runtime, periodic(runtime), SkipLedger())
+    assert runtime.state.step == STEP
+
+
+def until_saved(runtime: Runtime, within: float) -> None:
+    """Wait until a checkpoint is known to be stored, without telling the save anything."""
+    deadline = time.monotonic() + within
+    while runtime.last_saved is None:
+        runtime.collect_checkpoint_events()
+        if time.monotonic() > deadline:
+            raise TimeoutError("no checkpoint was stored")
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("told", ["nothing", "another window"])
+def test_a_loop_that_does_not_say_its_loss_costs_a_forward_pass_and_gets_the_same(runtime: Runtime, told: str) -> None:
+    train(runtime, STEP)
+    runtime.save("Periodic")
+    loss = None if told == "nothing" else torch.tensor(1.0)
+    assert forward_passes(runtime, lambda: runtime.step_computed(STEP + 1, loss)) == 1
+    recorded = decode_manifest(runtime.store.get(periodic(runtime).key)).evaluation
+    assert recorded.losses == tuple(train(runtime, 1))
+
+
+def test_what_waits_to_be_measured_is_measured_before_anybody_waits_for_the_save(runtime: Runtime) -> None:
+    train(runtime, STEP)
+    runtime.save("Periodic")
+    assert forward_passes(runtime, lambda: periodic(runtime)) == 1
+    runtime.save("Suspect")
+    assert forward_passes(runtime, runtime.wait_for_saves) == 0
+
+
+def test_a_step_that_was_not_finite_says_nothing_of_the_checkpoint_before_it(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(runtime, STEP)
+    runtime.save("Periodic")
+    runtime.step_computed(STEP, torch.tensor(torch.nan))
+    reference = periodic(runtime)
+    assert decode_manifest(runtime.store.get(reference.key)).evaluation.losses == (None,)
+    restore(runtime, reference, SkipLedger())
+    assert "nothing is known of the loss behind step 7" in caplog.text
+
+
+def as_before(runtime: Runtime, saved: CheckpointReference, **changes: Any) -> CheckpointReference:
+    """The same checkpoint with a probe of an older version: measured without dropout, of a window hashed whole."""
+    manifest = decode_manifest(runtime.store.get(saved.key))
+    window = manifest.evaluation.window
+    older: dict[str, Any] = {"samples_sha256": "", "window_sha256": runtime.data.window_digest(window)}
+    evaluation = msgspec.structs.replace(manifest.evaluation, mode="Evaluation", **(older | changes))
+    body = encode_manifest(msgspec.structs.replace(manifest, evaluation=evaluation))
+    runtime.store.put(saved.key, body)
+    return msgspec.structs.replace(saved, sha256=sha256_hex(body))
+
+
+def test_a_checkpoint_of_an_older_version_is_held_against_what_that_measured(
+    runtime: Runtime, saved: CheckpointReference
+) -> None:
+    older = as_before(runtime, saved)
+    restore(runtime, older, SkipLedger())
+    assert runtime.state.restored == older
+    runtime.state.restored = None
+    told = refused(runtime, as_before(runtime, saved, window_sha256="0" * 64))
+    assert "has other bytes than when the checkpoint was saved" in told.detail
+
+
+def test_dropout_may_change_between_the_save_and_the_restore(runtime: Runtime) -> None:
+    before, changed = (replace(MODEL, dropout=dropout) for dropout in (0.3, 0.0))
+    runtime.config, model = replace(runtime.config, model=before), cast("Trainee", runtime.trainee).model
+    with patch.object(model, "config", before):
+        train(runtime, STEP)
+        runtime.save("Periodic")
+        train(runtime, 1)
+        reference = periodic(runtime)
+    runtime.config = replace(runtime.config, model=changed)
+    restore(runtime, reference, SkipLedger())
+    assert runtime.state.restored == reference

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from trimtab_trainer.data import Windows, documents_of, targets_of
 from trimtab_trainer.optim import RateOverride
 
 
@@ -34,3 +35,18 @@ class Batch:
         documents = (None,) * count if self.documents is None else self.documents.chunk(count)
         for tokens, targets, sample_ids, own in zip(*parts, documents, strict=True):
             yield replace(self, tokens=tokens, targets=targets, sample_ids=sample_ids, documents=own)
+
+
+def batch_of(data: Windows, window: int, *, attempt: int, step: int, rate_override: RateOverride | None) -> Batch:
+    """This rank's share of a window as a step trains on it; raises DataUnreadable."""
+    samples = data.read(window)
+    return Batch(
+        attempt=attempt,
+        step=step,
+        window=window,
+        tokens=samples[:, :-1],
+        targets=targets_of(samples, data.separator),
+        sample_ids=data.positions(window),
+        rate_override=rate_override,
+        documents=documents_of(samples, data.attention_separator),
+    )

@@ -96,8 +96,19 @@ class Trainee:
             parts = samples.chunk(self.config.gradient_accumulation_steps)
             return torch.cat([self._losses(part) for part in parts])
 
-    def forward(self, batch: Batch, *, exact: bool = False) -> ModelOutput:
-        """One forward pass; the largest attention logits come with it, when `exact` those of all heads."""
+    @torch.no_grad()
+    def training_loss(self, batch: Batch, dropout: float) -> Tensor:
+        """The loss of a share as a training step with so much dropout computes it, bit for bit; leaves no trace."""
+        with evaluating(self.model, training=True):
+            parts = batch.micro_batches(self.config.gradient_accumulation_steps)
+            losses = [self.forward(part, dropout=dropout).loss for part in parts]
+        return torch.stack([loss for loss in losses if loss is not None]).mean()
+
+    def forward(self, batch: Batch, *, exact: bool = False, dropout: float | None = None) -> ModelOutput:
+        """One forward pass; the largest attention logits come with it, when `exact` those of all heads.
+
+        `dropout` takes the place of the configuration's.
+        """
         config = self.config
         with computing_in(config.precision, batch.tokens.device.type):
             return self.model(
@@ -108,6 +119,7 @@ class Trainee:
                 sample_ids=batch.sample_ids,
                 masked=config.data.masked_separator is not None,
                 documents=batch.documents,
+                dropout=dropout,
             )
 
     def _losses(self, samples: Tensor) -> Tensor:
@@ -156,7 +168,7 @@ def _train(session: Session, trainee: Trainee, world: World) -> None:
             computed, reduced, clip = compute(batch)
 
         # Every rank learns here, before anything changes, whether this update may happen at all.
-        gate = session.gate(first_bad(computed, clip, gradients.named()))
+        gate = session.gate(first_bad(computed, clip, gradients.named()), computed.loss)
         if gate is not Gate.AGAIN:
             update = optimizer.step(reduced.max_logits) if gate is Gate.UPDATE else None
             routed, loads = expert_metrics(computed.experts, world)

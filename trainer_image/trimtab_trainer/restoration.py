@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from trimtab_contract.checkpoints import CheckpointManifest
+from trimtab_contract.checkpoints import CheckpointManifest, samples_sha256
 from trimtab_contract.config_record import OLDER_MANIFEST, bound_changes
 from trimtab_contract.data_description import DataDescription
 from trimtab_contract.data_position import SkipLedger
@@ -123,16 +123,22 @@ def _problem(runtime: Runtime, manifest: CheckpointManifest, live: str) -> str:
 
 def _data_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
     """What is otherwise with the window that follows: no checkpoint is to blame for the data."""
-    window = manifest.evaluation.window
-    if runtime.data.window_digest(window) != manifest.evaluation.window_sha256:
-        return f"window {window} has other bytes than when the checkpoint was saved"
-    return ""
+    recorded = manifest.evaluation
+    if recorded.samples_sha256:
+        shares = runtime.world.gather_text(" ".join(runtime.data.sample_digests(recorded.window)))
+        same = samples_sha256(digest for share in shares for digest in share.split()) == recorded.samples_sha256
+    else:
+        same = runtime.data.window_digest(recorded.window) == recorded.window_sha256
+    return "" if same else f"window {recorded.window} has other bytes than when the checkpoint was saved"
 
 
 def _loss_problem(runtime: Runtime, manifest: CheckpointManifest) -> str:
     """Compare the loss of the recorded window: bit for bit where it is computed as it was then, nearly otherwise."""
     recorded = manifest.evaluation.losses
-    measured = runtime.evaluation_losses(manifest.evaluation.window)
+    if manifest.evaluation.mode == "Training" and None in recorded:
+        logger.warning("nothing is known of the loss behind step %d: the step after it was not finite", manifest.step)
+        return ""
+    measured = runtime.probed_losses(manifest.evaluation)
     if len(recorded) == len(measured) and _computed_alike(runtime, manifest):
         same = all(_same(now, then) for now, then in zip(measured, recorded, strict=True))
     else:

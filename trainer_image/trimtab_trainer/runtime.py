@@ -3,10 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 import torch
@@ -17,6 +16,7 @@ from trimtab_contract.metrics import MetricRecord
 
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.archive import Archivist, RecordArchive
+from trimtab_trainer.batches import Batch, batch_of
 from trimtab_trainer.checkpointing import (
     Backlog,
     Checkpointer,
@@ -24,6 +24,7 @@ from trimtab_trainer.checkpointing import (
     Saved,
     SaveRefusal,
     SaveRefused,
+    ShareMeasurement,
     TrainingState,
     Verified,
     VerifyFailed,
@@ -37,27 +38,11 @@ from trimtab_trainer.directives import Inbox, Letter
 from trimtab_trainer.errors import PeerLost, StoreError, WorldEnded
 from trimtab_trainer.evidence import ProbeResult
 from trimtab_trainer.faults import FaultInjector
-from trimtab_trainer.optim import RateOverride
 from trimtab_trainer.telemetry import Reporter, Vitals
+from trimtab_trainer.trainee import Repeatable, Trainee
 from trimtab_trainer.world_state import WorldState
 
 logger = logging.getLogger(__name__)
-
-
-class Trainee(Protocol):
-    """What a loop brings: something whose parameters can be compared and whose losses can be measured."""
-
-    def learning_rate(self, step: int, override: RateOverride | None) -> float:
-        """The learning rate of a step, from 1."""
-        ...
-
-    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        """Every parameter once, in an order that never changes."""
-        ...
-
-    def losses(self, samples: Tensor) -> Tensor:
-        """The evaluation-mode loss of each of `samples`; leaves no trace in the state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +94,9 @@ class Runtime:
 
     backlog: Backlog = field(default_factory=Backlog)
     """Whether checkpoints get stored as they are due."""
+
+    _unmeasured: tuple[int, Future[ShareMeasurement]] | None = None
+    """The window whose loss the newest save waits for, and where it waits."""
 
     _seen: int = 0
     _saved_for_good: tuple[int, int] | None = None
@@ -224,21 +212,30 @@ class Runtime:
         A suspect state is stored as it stands, measured on nothing: data that cannot be read now would hold up what it
         is evidence for.
         """
+        self._measure_what_waits()
         state, directive = self.state, self.state.directive
-        self.checkpointer.save(
+        window = state.ledger.window_of_step(state.step + 1)
+        measured: Future[ShareMeasurement] | None = None if trigger == "Suspect" else Future()
+        taken = self.checkpointer.save(
             self.training_state,
             step=state.step,
             attempt=state.attempt,
             trigger=trigger,
-            next_window=state.ledger.window_of_step(state.step + 1),
+            next_window=window,
             skip=state.ledger,
             lr=None if directive is None else directive.lr,
             learning_rate=self.trainee.learning_rate(state.step + 1, state.rate_override),
-            evaluation=self._evaluation() if trigger != "Suspect" else self._nothing_measured(),
+            evaluation=self._evaluation(window) if measured is not None else self._nothing_measured(window),
             config_sha256=self.fingerprints.config,
             code_sha256=self.fingerprints.code,
             config=config_record(self.config),
+            measured=measured,
         )
+        if taken and measured is not None:
+            self._unmeasured = (window, measured)
+            # The step that follows a periodic save computes what a restore will be held against.
+            if trigger != "Periodic" or not isinstance(self.trainee, Repeatable):
+                self._measure_what_waits()
         if trigger not in {"Periodic", "Suspect"}:
             self._saved_for_good = (state.attempt, state.step)
         logger.info("saving the state after step %d of attempt %d (%s)", state.step, state.attempt, trigger)
@@ -263,6 +260,7 @@ class Runtime:
         self._wait_for_saves(time.monotonic() + self.config.save_wait_seconds)
 
     def _wait_for_saves(self, until: float) -> None:
+        self._measure_what_waits()
         self.checkpointer.flush(max(until - time.monotonic(), 0.0))
         self.vitals.advance()
         self.collect_checkpoint_events()
@@ -303,17 +301,36 @@ class Runtime:
         ack = self.ack(state, self.state.order)
         self.happened(msgspec.structs.replace(ack, checkpoint=checkpoint, by=by, detail=detail))
 
-    def _nothing_measured(self) -> EvaluationProbe:
-        window = self.state.ledger.window_of_step(self.state.step + 1)
-        return EvaluationProbe(window=window, window_sha256="", losses=(), data=self.data.description)
+    def step_computed(self, window: int, loss: Tensor | None) -> None:
+        """Take this rank's loss of a window, before anything is updated: a save may wait for it."""
+        if self._unmeasured is None:
+            return
+        if loss is None or self._unmeasured[0] != window or not isinstance(self.trainee, Repeatable):
+            self._measure_what_waits()
+        else:
+            self._measured(loss)
 
-    def _evaluation(self) -> EvaluationProbe:
-        """The loss of the next window on this state, which a restore measures again."""
-        window = self.state.ledger.window_of_step(self.state.step + 1)
+    def _measure_what_waits(self) -> None:
+        """Measure on the state that was saved, which is in place still, where no step will; every rank calls it."""
+        if self._unmeasured is not None:
+            window, _ = self._unmeasured
+            self._measured(self.probed_loss(self._evaluation(window)))
+
+    def _measured(self, loss: Tensor) -> None:
+        assert self._unmeasured is not None
+        (window, waiting), self._unmeasured = self._unmeasured, None
+        waiting.set_result(ShareMeasurement(loss=float(loss), samples=self.data.sample_digests(window)))
+
+    def _nothing_measured(self, window: int) -> EvaluationProbe:
+        return EvaluationProbe(window=window, losses=(), data=self.data.description)
+
+    def _evaluation(self, window: int) -> EvaluationProbe:
+        """What a restore measures again, but for the losses."""
         return EvaluationProbe(
             window=window,
-            window_sha256=self.data.window_digest(window),
-            losses=self.evaluation_losses(window),
+            losses=(),
+            mode="Training" if isinstance(self.trainee, Repeatable) else "Evaluation",
+            dropout=self.config.model.dropout,
             data=self.data.description,
             micro_batch=self.micro_batch,
             seed=self.config.seed,
@@ -325,7 +342,20 @@ class Runtime:
         """How many samples are computed at once."""
         return self.config.global_batch // self.world.size // self.config.gradient_accumulation_steps
 
-    def evaluation_losses(self, window: int) -> tuple[float, ...]:
-        """The evaluation-mode loss of every rank's share of a window, in rank order."""
-        own = self.loss_of_share(window).to(torch.float64).view(1)
+    def batch(self, step: int, window: int) -> Batch:
+        """This rank's share of a window as a step trains on it; raises DataUnreadable."""
+        state = self.state
+        return batch_of(self.data, window, attempt=state.attempt, step=step, rate_override=state.rate_override)
+
+    def probed_losses(self, probe: EvaluationProbe) -> tuple[float, ...]:
+        """The loss of every rank's share of a recorded window, measured as it was then, in rank order."""
+        own = self.probed_loss(probe).to(torch.float64).view(1)
         return tuple(float(loss) for loss in self.world.gather(own))
+
+    def probed_loss(self, probe: EvaluationProbe) -> Tensor:
+        """The loss of this rank's share, as a training step computes it or without dropout."""
+        if probe.mode == "Evaluation" or not isinstance(self.trainee, Repeatable):
+            return self.loss_of_share(probe.window)
+        loss = self.trainee.training_loss(self.batch(self.state.step + 1, probe.window), probe.dropout)
+        self.vitals.advance()
+        return loss

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from enum import Enum
 
-import torch
 from torch import Tensor
 from trimtab_contract.checkpoints import Trigger
 from trimtab_contract.directives import AckState, Directive, Reason
@@ -17,7 +16,6 @@ from trimtab_contract.evidence import BatchLogEntry
 from trimtab_contract.metrics import MetricRecord, Vector
 
 from trimtab_trainer.batches import Batch
-from trimtab_trainer.data import documents_of, targets_of
 from trimtab_trainer.errors import WorldEnded
 from trimtab_trainer.execution import DirectiveExecutor
 from trimtab_trainer.replicas import compare_replicas
@@ -73,15 +71,19 @@ class Session:
                 self._runtime.vitals.advance()
             self._boundary()
 
-    def gate(self, bad: str | None) -> Gate:
+    def gate(self, bad: str | None, loss: Tensor | None = None) -> Gate:
         """Agree with all ranks, before the optimizer step, on what happens to it.
 
-        `bad` names the first tensor that is not finite on this rank. Also compares the replicas where that is due.
+        `bad` names the first tensor that is not finite on this rank, and `loss` is that of this rank's share: the
+        checkpoint before this step rests on it, and without it costs a forward pass more. Also compares the replicas
+        where that is due.
 
         Raises:
             WorldEnded: a higher world exists.
             PeerLost: another rank is gone.
         """
+        if self._batch is not None:
+            self._runtime.step_computed(self._batch.window, loss)
         letter, superseded = self._runtime.letter()
         terminated, suspect = self._runtime.terminating.is_set(), self._runtime.replicas_suspect
         accepted, nonfinite, terminating, check, over = self._world.agree(
@@ -149,21 +151,11 @@ class Session:
     def _draw(self, step: int) -> Batch:
         """Read this rank's share of the step's window and log it: the proof of what was trained on."""
         window = self._state.ledger.window_of_step(step)
-        samples = self._runtime.data.read(window)
+        batch = self._runtime.batch(step, window)
         digest = self._runtime.data.digest(window)
         entry = BatchLogEntry(attempt=self._state.attempt, step=step, window=window, sha256=digest)
         self._runtime.batch_log.append(entry)
-        first = window * self._runtime.config.global_batch + self._world.rank * len(samples)
-        return Batch(
-            attempt=self._state.attempt,
-            step=step,
-            window=window,
-            tokens=samples[:, :-1],
-            targets=targets_of(samples, self._runtime.data.separator),
-            sample_ids=torch.arange(first, first + len(samples)),
-            rate_override=self._state.rate_override,
-            documents=documents_of(samples, self._runtime.data.attention_separator),
-        )
+        return batch
 
     def _boundary(self) -> None:
         """Between two steps: the one place where anything but training happens."""

@@ -127,10 +127,10 @@ def true_indices(mask: Tensor) -> list[tuple[int, ...]]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Generator[None]:
-    """Evaluation mode inside, the former mode again afterwards."""
+def evaluating(model: nn.Module, *, training: bool = False) -> Generator[None]:
+    """Evaluation mode inside, or training mode, and the former one again afterwards."""
     was_training = model.training
-    model.eval()
+    model.train(training)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from trimtab_trainer.checkpointing.events import (
     Verified,
     VerifyFailed,
 )
+from trimtab_trainer.checkpointing.measurement import ShareMeasurement
 from trimtab_trainer.checkpointing.reasons import RestoreFailure, SaveRefusal
 from trimtab_trainer.checkpointing.state import CountingOptimizer, TrainingState
 
@@ -27,6 +28,7 @@ __all__ = [
     "SaveRefusal",
     "SaveRefused",
     "Saved",
+    "ShareMeasurement",
     "TrainingState",
     "VerificationAbandoned",
     "Verified",

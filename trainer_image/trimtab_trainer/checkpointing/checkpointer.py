@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from trimtab_contract.directives import CheckpointReference, LearningRateOverrid
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.coordination import Board, CoordinationStore
 from trimtab_trainer.checkpointing.events import CheckpointBehind, CheckpointEvent
+from trimtab_trainer.checkpointing.measurement import ShareMeasurement
 from trimtab_trainer.checkpointing.random_state import rank_state, restore_rank_state
 from trimtab_trainer.checkpointing.reasons import RestoreFailure
 from trimtab_trainer.checkpointing.restoring import Fetched, Fit, Restoration, fits_by_structure
@@ -152,16 +154,18 @@ class Checkpointer:
         config_sha256: str,
         code_sha256: str,
         config: ConfigRecord | None = None,
-    ) -> None:
+        measured: Future[ShareMeasurement] | None = None,
+    ) -> bool:
         """Copy the state after `step` and let the background make it durable; every rank calls it at one boundary.
 
-        A periodic or suspect save is left out, on all ranks, while rank 0 has as many pending as allowed. Raises what
-        the exchange raises when a rank is lost.
+        `measured` will be this rank's part of the evaluation: the save waits for it, and so does `flush`. Returns
+        whether the state is saved: a periodic or suspect save is left out, on all ranks, while rank 0 has as many
+        pending as allowed. Raises what the exchange raises when a rank is lost.
         """
         pending, random = self._agreed_start()
         if trigger in {"Periodic", "Suspect"} and pending >= self._limits.max_pending:
             self._events.append(CheckpointBehind(step, pending, trigger))
-            return
+            return False
         flat = self._room.copy(state.flat())
         prefix = keys.checkpoint_prefix(self._root, self._run, step, attempt, random)
         if self._layout is None:
@@ -182,9 +186,10 @@ class Checkpointer:
             config=config,
         )
         deadline = time.monotonic() + self._limits.save_deadline_seconds
-        job = SaveJob(request, prefix, flat, rank_state(), self._layout, deadline)
+        job = SaveJob(request, prefix, flat, rank_state(), self._layout, deadline, measured)
         self._jobs.append(job)
         self._saving.submit(job)
+        return True
 
     def events(self) -> list[CheckpointEvent]:
         """What happened since the last call; never blocks. Raises TrainerError when a background thread died."""

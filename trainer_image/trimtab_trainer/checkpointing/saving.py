@@ -3,6 +3,7 @@
 import platform
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,7 @@ from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.coordination import Board
 from trimtab_trainer.checkpointing.events import CheckpointEvent, Saved, SaveFailed, SaveRefused
 from trimtab_trainer.checkpointing.inspection import Inspection, checksum_of_all, inspect, refusal
+from trimtab_trainer.checkpointing.measurement import ShareMeasurement, awaited, put_together
 from trimtab_trainer.checkpointing.reasons import SaveRefusal
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
 from trimtab_trainer.checkpointing.staging import StagingRoom
@@ -69,6 +71,9 @@ class SaveJob:
     rank_state: bytes
     layout: ShardLayout
     deadline: float
+    measured: Future[ShareMeasurement] | None = None
+    """This rank's part of the request's evaluation; None where that is whole as it stands."""
+
     reference: CheckpointReference | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -78,6 +83,7 @@ class _Share(msgspec.Struct, frozen=True, kw_only=True):
 
     objects: dict[str, StoredObject] = {}
     written: str = ""
+    measured: ShareMeasurement | None = None
     failed: str = ""
 
 
@@ -187,7 +193,14 @@ class SaveThread(threading.Thread):
             written = job.layout.write(job.flat, shard)
             inspecting.result()
         own = self._put(job, f"rank-{self._rank:06d}.json", job.rank_state)
-        return _Share(objects={job.layout.object_name: shard.stored(self._rank), **own}, written=written)
+        objects = {job.layout.object_name: shard.stored(self._rank), **own}
+        return _Share(objects=objects, written=written, measured=self._measured(job))
+
+    def _measured(self, job: SaveJob) -> ShareMeasurement | None:
+        found = None if job.measured is None else awaited(job.measured, self._stopped)
+        # How long a step takes is not held against the save: what is left to store is small, and gets its time.
+        job.deadline = max(job.deadline, time.monotonic() + PEER_GRACE_SECONDS)
+        return found
 
     def _uploading(self, job: SaveJob, name: str) -> ObjectUpload:
         return ObjectUpload(
@@ -207,7 +220,8 @@ class SaveThread(threading.Thread):
             metadata = job.layout.metadata([share.written for share in shares])
             objects = {name: stored for share in shares for name, stored in share.objects.items()}
             objects |= self._put(job, METADATA_NAME, metadata)
-            body = _readable(encode_manifest(self._manifest(job, own, objects)))
+            measured = [share.measured for share in shares if share.measured is not None]
+            body = _readable(encode_manifest(self._manifest(job, own, objects, measured)))
             self._put(job, keys.MANIFEST_NAME, body)
         except (StoreError, SaveBroken, PeerLost, OSError) as error:
             self._tell(f"{job.prefix}outcome", _Outcome(failed=str(error)))
@@ -218,7 +232,9 @@ class SaveThread(threading.Thread):
         self._tell(f"{job.prefix}outcome", _Outcome(reference=reference))
         return reference
 
-    def _manifest(self, job: SaveJob, own: Inspection, objects: dict[str, StoredObject]) -> CheckpointManifest:
+    def _manifest(
+        self, job: SaveJob, own: Inspection, objects: dict[str, StoredObject], measured: list[ShareMeasurement]
+    ) -> CheckpointManifest:
         request = job.request
         return CheckpointManifest(
             run=str(self._run_id),
@@ -235,7 +251,7 @@ class SaveThread(threading.Thread):
             replica_checksum=own.checksum,
             replicas_agree=True,
             finite=FiniteScan(nonfinite=0),
-            evaluation=request.evaluation,
+            evaluation=put_together(request.evaluation, measured) if measured else request.evaluation,
             config_sha256=request.config_sha256,
             code_sha256=request.code_sha256,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)},

@@ -60,6 +60,10 @@ class Windows:
         """SHA-256 of this rank's share as it is stored: of what was read, when `window` was the last one read."""
         return _digest(self._share_of(window))
 
+    def sample_digests(self, window: int) -> tuple[str, ...]:
+        """SHA-256 of each sample of this rank's share as it is stored, in order."""
+        return tuple(_digest([sample]) for sample in self._share_of(window))
+
     def window_digest(self, window: int) -> str:
         """SHA-256 of the whole window as it is stored, the same on every rank and for any world size."""
         first, last = self.order.positions_of_window(window)

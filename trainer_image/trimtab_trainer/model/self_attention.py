@@ -27,6 +27,8 @@ class ForwardPass:
     exact: bool
     visibility: Visibility
     sample_ids: Tensor | None
+    dropout: float
+    """Probability that an element of a residual branch is dropped in training mode."""
 
 
 class SelfAttention(nn.Module, ABC):

@@ -85,7 +85,6 @@ class Block(nn.Module):
 
     def __init__(self, config: TransformerConfig, layer: int, seed: int) -> None:
         super().__init__()
-        self.dropout = config.dropout
         self.layer = layer
         self.seed = seed
         self.attention_norm = RMSNorm(config.width, config.norm_epsilon)
@@ -112,9 +111,10 @@ class Block(nn.Module):
         return x + self._drop(hidden, 2 * self.layer + 1, current), result, routing
 
     def _drop(self, x: Tensor, site: int, current: ForwardPass) -> Tensor:
-        if not self.training or current.sample_ids is None:
+        probability, sample_ids = current.dropout, current.sample_ids
+        if not self.training or sample_ids is None or probability == 0:
             return x
-        return keyed_dropout(x, probability=self.dropout, seed=self.seed, sample_ids=current.sample_ids, site=site)
+        return keyed_dropout(x, probability=probability, seed=self.seed, sample_ids=sample_ids, site=site)
 
 
 class Transformer(nn.Module):
@@ -151,6 +151,7 @@ class Transformer(nn.Module):
         masked: bool = False,
         documents: Tensor | None = None,
         present: Tensor | None = None,
+        dropout: float | None = None,
     ) -> ModelOutput:
         """Run `tokens` [batch, tokens] int64 through the model.
 
@@ -160,12 +161,13 @@ class Transformer(nn.Module):
         identities of the windows, are needed while training with dropout. With `masked`, targets may be
         `IGNORED_TARGET`; a window's loss is the mean over its other targets, and the loss the mean over windows.
         A token attends to its own document only where `documents` [batch, tokens] numbers them, and not to padding,
-        where `present` [batch, tokens] is false.
+        where `present` [batch, tokens] is false. `dropout` takes the place of the configuration's.
 
         Raises:
             ValueError: the window is longer than `config.sequence`, or dropout lacks `sample_ids`.
         """
-        self._check(tokens, sample_ids)
+        dropout = self.config.dropout if dropout is None else dropout
+        self._check(tokens, sample_ids, dropout)
         length = tokens.shape[1]
         current = ForwardPass(
             cosine=self.cosine[:length],
@@ -173,7 +175,8 @@ class Transformer(nn.Module):
             threshold=qk_threshold,
             exact=exact,
             visibility=self._visibility_of(documents, present),
-            sample_ids=sample_ids if self.config.dropout > 0 else None,
+            sample_ids=sample_ids,
+            dropout=dropout,
         )
         x = self.embedding(tokens)
         results: list[AttentionResult] = []
@@ -229,10 +232,10 @@ class Transformer(nn.Module):
             return self._visibility
         return Visibility(window=self._visibility.window, documents=documents, present=present)
 
-    def _check(self, tokens: Tensor, sample_ids: Tensor | None) -> None:
+    def _check(self, tokens: Tensor, sample_ids: Tensor | None, dropout: float) -> None:
         if tokens.shape[1] > self.config.sequence:
             raise ValueError(f"tokens: a window of {tokens.shape[1]} is longer than sequence ({self.config.sequence})")
-        if self.training and self.config.dropout > 0 and sample_ids is None:
+        if self.training and dropout > 0 and sample_ids is None:
             raise ValueError("sample_ids: needed while training with dropout, whose masks they key")
 
     def _initialise(self, seed: int) -> None:
