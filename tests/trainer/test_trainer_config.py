@@ -236,7 +236,7 @@ def test_data_of_every_kind_are_taken(data: str) -> None:
 
 
 def test_the_rate_of_uploads_is_bounded_where_it_is_given_and_must_be_one() -> None:
-    assert read_config(GOOD).checkpoint.upload_bytes_per_second is None
+    assert read_config(GOOD).checkpoint.upload_bytes_per_second == 256 * 2**20
     bounded = read_config(GOOD.removesuffix("}") + ", checkpoint: {uploadMebibytesPerSecond: 50}}")
     assert bounded.checkpoint.upload_bytes_per_second == 50 * 2**20
     found = problems_of(GOOD.removesuffix("}") + ", checkpoint: {uploadMebibytesPerSecond: 0, pendingSaves: 0}}")

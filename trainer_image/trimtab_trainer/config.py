@@ -95,25 +95,24 @@ class TelemetryConfig:
 class CheckpointConfig:
     """How the background brings checkpoints to the store."""
 
-    upload_mebibytes_per_second: float | None = None
-    """What each rank sends at most; no bound where it is left out."""
+    upload_mebibytes_per_second: float = 256.0
+    """What each rank sends at most."""
 
     pending_saves: int = 1
     """Saves on their way at once, each with a copy of the state in host memory."""
 
     def __post_init__(self) -> None:
-        rate = self.upload_mebibytes_per_second
         raise_if_any(
             (
-                None if rate is None else positive("upload_mebibytes_per_second", rate),
+                positive("upload_mebibytes_per_second", self.upload_mebibytes_per_second),
                 at_least("pending_saves", self.pending_saves, 1),
             )
         )
 
     @property
-    def upload_bytes_per_second(self) -> float | None:
+    def upload_bytes_per_second(self) -> float:
         """The same bound in bytes."""
-        return None if self.upload_mebibytes_per_second is None else self.upload_mebibytes_per_second * 2**20
+        return self.upload_mebibytes_per_second * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
