@@ -1,7 +1,8 @@
 """The checkpoints of a run as its journal knows them. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from trimtab_contract.journal import JournalRecord
@@ -9,14 +10,15 @@ from trimtab_contract.keys import MANIFEST_NAME
 from trimtab_operator.incidents import Candidate
 from trimtab_operator.resources import TrainingJobSpec
 from trimtab_operator.retention import Fate, retention_settings, review
-from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunState
+from trimtab_operator.run_state import Checkpoint, CheckpointState, JournalAction, RunPhase, RunState
 from trimtab_policies.policy import GuardPolicySpec
 
-from trimtab_cli.job_view import age
+from trimtab_cli.job_view import age, section
 from trimtab_cli.trail import Trail
 
 CHECKPOINT_COLUMNS = ("Step", "Attempt", "State", "Size", "Age", "Evidence", "In the last rollback", "Kept")
 
+_OVER = frozenset({RunPhase.COMPLETED, RunPhase.STOPPED})
 _STATES = frozenset(
     {JournalAction.COMMITTED, JournalAction.VERIFIED, JournalAction.CERTIFIED, JournalAction.QUARANTINED}
 )
@@ -101,9 +103,16 @@ def table_row(row: CheckpointRow, now: float) -> tuple[str, ...]:
 
 
 def retention_fates(
-    state: RunState, spec: TrainingJobSpec, policies: Iterable[GuardPolicySpec], step: int
+    state: RunState,
+    spec: TrainingJobSpec,
+    policies: Iterable[GuardPolicySpec],
+    step: int,
+    continued: Mapping[str, str],
 ) -> tuple[Fate, ...]:
-    """Why each checkpoint is kept at a step, as the operator decides it; nothing where it deletes nothing any more."""
+    """Why each checkpoint is kept at a step, as the operator decides it; nothing where it deletes nothing any more.
+
+    `continued` says which run goes on from a checkpoint, by the manifest's key.
+    """
     if state.ended:
         over = "the run is over, and nothing more is deleted", "somebody deletes it by hand"
         return tuple(Fate(one, *over) for one in state.checkpoints if one.state is not CheckpointState.DELETING)
@@ -115,7 +124,22 @@ def retention_fates(
         max_rollbacks=spec.budget.max_rollbacks,
         policies=policies,
     )
-    return review(state, settings, step)
+    return review(state, settings, step, continued)
+
+
+def continued_by(state: RunState, run: str, jobs: Iterable[Mapping[str, Any]]) -> Mapping[str, str]:
+    """Which of `jobs`, bodies of TrainingJobs, goes on from which checkpoint and is not over, by the manifest's key."""
+    found: dict[str, str] = {}
+    for job in jobs:
+        asked, status = section(section(job, "spec"), "resumeFrom"), section(job, "status")
+        if asked.get("run") != run or status.get("phase") in _OVER or not status.get("attempt"):
+            continue
+        metadata = job["metadata"]
+        for one in state.checkpoints:
+            named = asked.get("manifestSHA256") in {None, one.reference.sha256}
+            if one.reference.step == asked.get("step") and named and state.surviving(one):
+                found[one.reference.key] = f"{metadata['namespace']}/{metadata['name']}/{metadata['uid']}"
+    return found
 
 
 def _kept(row: CheckpointRow) -> str:

@@ -9,7 +9,7 @@ is listed again. Nothing here decides; what became of it is an observation.
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -24,7 +24,7 @@ from trimtab_operator.adapters.ports import CheckpointStore, JournalStore, Lease
 from trimtab_operator.deletion import being_deleted, may_go
 from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, OperatorError, StoreRefused
 from trimtab_operator.leftovers import NO_MANIFEST, find_leftovers
-from trimtab_operator.observation import Leftover, Removal
+from trimtab_operator.observation import NOBODY, Leftover, Removal
 from trimtab_operator.run_state import Checkpoint, RunPhase, RunState
 from trimtab_operator.tasks import end_tasks
 
@@ -121,13 +121,17 @@ class CheckpointRemover:
         lease: Lease,
         wake: Callable[[], None],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        continued: Callable[[], Mapping[str, str] | None] = lambda: NOBODY,
     ) -> None:
-        """`clock` is the one on the wall, which the ages of objects are told by. Sends nothing."""
+        """`clock` is the one on the wall, which the ages of objects are told by. Sends nothing.
+
+        `continued` says which checkpoints other runs go on from, as `Oversight.continued` does.
+        """
         self.trouble = ""
         """Why data that are to go are still there, while S3 refuses."""
         self.leftovers: tuple[Leftover, ...] = ()
         """What saves left that never ended, as it was found last."""
-        self._clock = clock
+        self._clock, self._continued = clock, continued
         self._search_at: float | None = None
         self._run, self._journal, self._lease, self._wake = run, journal, lease, wake
         self._seen: dict[str, float] = {}
@@ -195,8 +199,8 @@ class CheckpointRemover:
 
     async def _remove(self, store: CheckpointStore, checkpoint: Checkpoint, seq: int, epoch: int) -> None:
         try:
-            removal = None
-            if not await self._another_leads(seq, epoch):
+            removal = self._claimed(checkpoint)
+            if removal is None and not await self._another_leads(seq, epoch):
                 removal = await remove_checkpoint(store, self._run, checkpoint.reference, self._lease.valid)
         except OperatorError as error:
             self._try_later(checkpoint, str(error))
@@ -209,6 +213,12 @@ class CheckpointRemover:
                 self._removals[removal.key] = removal
                 self.leftovers = tuple(one for one in self.leftovers if one.reference.key != removal.key)
         self._wake()
+
+    def _claimed(self, checkpoint: Checkpoint) -> Removal | None:
+        """Another run may have begun to go on from it while its intent was written, and finds it there."""
+        key = checkpoint.reference.key
+        by = (self._continued() or NOBODY).get(key)
+        return Removal(key=key, deleted=False, message=f"not deleted, for run {by} goes on from it") if by else None
 
     async def _another_leads(self, seq: int, epoch: int) -> bool:
         """Whether the journal has a record of a newer operator: a fresh look, for a process may have been frozen."""

@@ -5,7 +5,7 @@ It holds nothing that the journals do not give again, and no run waits for it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 import structlog
@@ -118,6 +118,21 @@ class Oversight:
         if self._telemetry is not None:
             self._telemetry.recorded(run, before, record, after)
         self.known(run, after)
+
+    # What runs need of each other ----------------------------------------------------------------------------------
+
+    def continued(self, run: RunId) -> Mapping[str, str] | None:
+        """The checkpoints of a run from which others go on that are not over: who does so, by the manifest's key.
+
+        None until the journals of all runs were read, or waited for long enough.
+        """
+        if not self._complete():
+            return None
+        return {
+            state.source.checkpoint.key: str(other)
+            for other, state in self._states.items()
+            if state.source is not None and state.source.run == str(run) and not state.ended
+        }
 
     # The breaker -------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class Reason(StrEnum):
     NOT_READ_BACK = "NotReadBack"
     """A Job could not say of every checkpoint whether it is what was saved."""
     CHECKPOINT_LEFT = "CheckpointLeft"
-    """It was to be deleted, and stays for the files of somebody else that lie among its own."""
+    """It was to be deleted, and stays: for files of somebody else that lie among its own, or another run's sake."""
     NOT_DELETED = "NotDeleted"
 
     # A person is asked, and answers.

@@ -124,7 +124,9 @@ class RunReconciler:
         self._finish = FinishWatch()
         self._final_check = FinalCheckClock()
         self._next_resync, self._next_word = 0.0, 0.0
-        self._remover = CheckpointRemover(run, ports.journal, ports.lease, self.wake)
+        self._remover = CheckpointRemover(
+            run, ports.journal, ports.lease, self.wake, continued=lambda: ports.oversight.continued(run)
+        )
         self._read_backs = ReadBackKeeper(run, ports.cluster, ports.journal, ports.lease, self.wake)
 
     @property
@@ -301,6 +303,7 @@ class RunReconciler:
                 notices=outcomes,
                 removals=removals,
                 leftovers=left,
+                continued=oversight.continued(self.run),
                 read_back=self._read_backs.outcome(self.state),
                 may_read_back=oversight.may_read_back(self.run),
             )

@@ -6,14 +6,14 @@ all of the last steps stay, and behind them certified ones at distances that gro
 grow while a run trains, what is left out once is never missed on a later rung.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trimtab_policies.policy import GuardPolicySpec
 from trimtab_policies.reach import reach
 from trimtab_policies.rules import Action
 
-from trimtab_operator.observation import RetentionSettings
+from trimtab_operator.observation import NOBODY, RetentionSettings
 from trimtab_operator.run_state import RESTORABLE, Checkpoint, CheckpointState, RunState
 from trimtab_operator.selection import why_not_restore
 
@@ -66,15 +66,20 @@ def retention_settings(
     )
 
 
-def review(state: RunState, settings: RetentionSettings, judged_step: int) -> tuple[Fate, ...]:
+def review(
+    state: RunState, settings: RetentionSettings, judged_step: int, continued: Mapping[str, str] = NOBODY
+) -> tuple[Fate, ...]:
     """Every checkpoint that is not being deleted yet, oldest step first, and why it is kept; ages count from
-    `judged_step`, the last step that rules have looked at."""
+    `judged_step`, the last step that rules have looked at. `continued` says which run goes on from a checkpoint, by the
+    manifest's key."""
     checkpoints = [one for one in state.checkpoints if one.state is not CheckpointState.DELETING]
-    needed = _needed(state, settings, judged_step)
+    needed = _needed(state, settings, judged_step, continued)
     return tuple(Fate(one, *needed.get(one.reference.key, ("",))) for one in checkpoints)
 
 
-def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> dict[str, tuple[str, str]]:
+def _needed(
+    state: RunState, settings: RetentionSettings, judged_step: int, continued: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
     """Why each checkpoint that something needs is needed, and until when, by its manifest's key; the first reason of
     the order below counts."""
     reasons: dict[str, tuple[str, str]] = {}
@@ -88,8 +93,11 @@ def _needed(state: RunState, settings: RetentionSettings, judged_step: int) -> d
     restored = state.directive.restore if state.directive is not None else None
     named = (one for one in state.checkpoints if one.reference == restored)
     keep(named, "the directive in force restores it", "another one restores another")
+    for one in state.checkpoints:
+        if one.reference.key in continued:
+            keep([one], f"run {continued[one.reference.key]} goes on from it", "that run is over")
     spared = (one for one in state.checkpoints if one.reference.key in state.spared)
-    keep(spared, "files of somebody else lie there", "somebody deletes it by hand")
+    keep(spared, "it could not be deleted", "somebody deletes it by hand")
 
     failed = state.unproved
     unproved = (one for one in state.checkpoints if one.reference.key in failed)

@@ -327,7 +327,8 @@ class RunState:
     deleted: tuple[str, ...] = ()
     """Manifest keys of the newest deleted checkpoints: a trainer may still claim them."""
     spared: tuple[str, ...] = ()
-    """Manifest keys of checkpoints that are not deleted, because files of somebody else lie among theirs."""
+    """Manifest keys of checkpoints that could not be deleted: files of somebody else lie there, or another run goes on
+    from them."""
     restore_failures: tuple[str, ...] = ()
     read_back: ReadBackOrder | None = None
     """The Job that reads checkpoints back."""

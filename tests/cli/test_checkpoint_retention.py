@@ -4,10 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from operator_objects import training_job
 from rollback_trail import RUN, audit_objects, going, rollback_trail
+from run_states import checkpoint, reference, run_state
 from trimtab_cli.bucket_versions import Versioning, storage_report
-from trimtab_cli.checkpoint_view import CHECKPOINT_COLUMNS, checkpoint_rows, retention_fates, table_row
+from trimtab_cli.checkpoint_view import (
+    CHECKPOINT_COLUMNS,
+    checkpoint_rows,
+    continued_by,
+    retention_fates,
+    table_row,
+)
 from trimtab_cli.output import Format, Output
 from trimtab_cli.report.checkpoints import checkpoint_views
 from trimtab_cli.report.episodes import Chapters
@@ -51,7 +59,7 @@ def test_the_manifest_of_a_deleted_checkpoint_is_not_missed_and_that_of_another_
 def test_each_row_says_why_a_checkpoint_stays_and_until_when() -> None:
     trail = read_trail(rollback_trail())
     trail = replace(trail, state=replace(trail.state, phase=RunPhase.WATCHING))
-    fates = retention_fates(trail.state, SPEC, [], NEWEST)
+    fates = retention_fates(trail.state, SPEC, [], NEWEST, {})
     rows = {row.step: row for row in checkpoint_rows(trail, len, fates)}
     assert (rows[0].kept, rows[0].kept_until) == ("one of the last 3 (checkpoint.keepLast)", "3 newer ones are there")
     assert rows[320].may_be_deleted is True, "it is quarantined, and its incident is closed"
@@ -81,7 +89,7 @@ def test_a_checkpoint_whose_data_are_going_is_shown_as_such() -> None:
 
 def test_of_a_run_that_is_over_nothing_more_goes() -> None:
     trail = read_trail(rollback_trail())
-    fates = retention_fates(trail.state, SPEC, [], NEWEST)
+    fates = retention_fates(trail.state, SPEC, [], NEWEST, {})
     assert all("the run is over" in fate.kept for fate in fates)
     assert len(fates) == 3
 
@@ -99,3 +107,30 @@ def test_the_report_of_an_incident_shows_what_was_there_then_and_is_deleted_by_n
     assert [(one.step, one.state) for one in views] == [(300, "Committed"), (320, "Deleted")]
     assert [state for _, state, _ in views[-1].history] == ["Committed", "Quarantined", "Deleting"]
     assert others == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "names"),
+    [
+        ({"phase": "Watching", "attempt": 1}, {}, True),
+        ({"phase": "Failed", "attempt": 2}, {"manifestSHA256": reference(200).sha256}, True),
+        ({"phase": "Completed", "attempt": 1}, {}, False),
+        ({"phase": "Pending"}, {}, False),
+        ({"phase": "Watching", "attempt": 1}, {"run": "lab/other/uid"}, False),
+        ({"phase": "Watching", "attempt": 1}, {"manifestSHA256": "1" * 64}, False),
+        ({"phase": "Watching", "attempt": 1}, {"step": 300}, False),
+    ],
+)
+def test_a_checkpoint_from_which_a_job_goes_on_is_told(
+    status: dict[str, Any], asked: dict[str, Any], names: bool
+) -> None:
+    source = {"run": "lab/demo/uid", "step": 200} | asked
+    fork = {
+        "metadata": {"namespace": "lab", "name": "fork", "uid": "7"},
+        "spec": {"resumeFrom": source},
+        "status": status,
+    }
+    alone = {"metadata": {"namespace": "lab", "name": "alone", "uid": "8"}, "spec": {}}
+    state = run_state(checkpoints=(checkpoint(0), checkpoint(200)))
+    found = continued_by(state, "lab/demo/uid", [alone, fork])
+    assert found == ({reference(200).key: "lab/fork/7"} if names else {})

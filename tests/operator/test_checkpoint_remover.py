@@ -64,7 +64,10 @@ class Scene:
         self.journal, self.lease = journal, Lease()
         self.kept, self.going = self.trainer.save(20), self.trainer.save(10)
         self.woken = asyncio.Event()
-        self.remover = CheckpointRemover(self.run, journal, self.lease, self.woken.set)
+        self.continued: dict[str, str] = {}
+        self.remover = CheckpointRemover(
+            self.run, journal, self.lease, self.woken.set, continued=lambda: self.continued
+        )
         self._server, self._bucket, self._stores = server, bucket, stores
 
     @property
@@ -198,3 +201,12 @@ async def test_a_key_that_is_no_checkpoint_of_this_run_is_left(scene: Scene) -> 
     await scene.work()
     (removal,) = scene.remover.removals(scene.state())
     assert not removal.deleted
+
+
+async def test_a_checkpoint_that_another_run_has_begun_to_go_on_from_since_the_intent_stays(scene: Scene) -> None:
+    scene.continued = {scene.going.key: "lab/fork/uid"}
+    before = scene.stored()
+    await scene.work()
+    assert scene.stored() == before
+    (removal,) = scene.remover.removals(scene.state())
+    assert (removal.deleted, removal.message) == (False, "not deleted, for run lab/fork/uid goes on from it")

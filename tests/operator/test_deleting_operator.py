@@ -4,12 +4,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from control_plane_fixture import ControlPlane
 from judged_runs import healthy, losses
 from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import guard_policy, training_job
 from redis_fixture import RedisServer
-from run_states import ack
+from run_states import ack, run_state
 from saving_trainer import Trainer
 from trimtab_contract.directives import ACK_FIELD, Ack, AckState, CheckpointReference, Directive, encode
 from trimtab_contract.journal import JournalRecord, Phase, parse_record
@@ -17,7 +18,7 @@ from trimtab_contract.keys import RunId, ack_stream, checkpoints_prefix, metrics
 from trimtab_contract.metrics import STREAM_FIELD, encode_record
 from trimtab_operator.adapters.ports import Lease
 from trimtab_operator.reconciler import Ports
-from trimtab_operator.run_state import JournalAction
+from trimtab_operator.run_state import CheckpointState, JournalAction, Source
 from trimtab_operator.supervisor import Supervisor
 
 STEPS, EVERY = 240, 10
@@ -40,8 +41,9 @@ class ShortLease:
         return self._lease.valid()
 
 
+@pytest.mark.parametrize("continued", [False, True])
 async def test_what_nothing_needs_goes_and_all_else_stays_whole(
-    api: ControlPlane, ports: Ports, redis_server: RedisServer, object_store: ObjectStoreServer
+    api: ControlPlane, ports: Ports, redis_server: RedisServer, object_store: ObjectStoreServer, *, continued: bool
 ) -> None:
     (namespace,) = ports.namespaces
     bucket = object_store.new_bucket("training")
@@ -56,6 +58,9 @@ async def test_what_nothing_needs_goes_and_all_else_stays_whole(
     trainer = Trainer(object_store, bucket)
     trainer.run = run
     saved = [trainer.save(step) for step in range(0, STEPS + 1, EVERY)]
+    if continued:
+        source = Source(run=str(run), checkpoint=saved[1], state=CheckpointState.VERIFIED, why="w")
+        ports.oversight.known(RunId(namespace, "fork", "uid"), run_state().continuing(source))
     supervisor = Supervisor(replace(ports, lease=ShortLease(ports.lease)))
     supervisor.see(stored)
     resync = asyncio.create_task(supervisor.resync())
@@ -73,6 +78,7 @@ async def test_what_nothing_needs_goes_and_all_else_stays_whole(
     newest_first = sorted(saved, key=lambda one: -one.step)
     assert not announced & {one.key for one in newest_first[:6]}, "a first plan may go back to these"
     assert saved[0].key not in announced, "step 0 stays until two are certified"
+    assert (saved[1].key in announced) is not continued
     listed = object_store.client().list_objects_v2(Bucket=bucket, Prefix=checkpoints_prefix("team", run))
     there = [item["Key"] for item in listed["Contents"]]
     for one in saved:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from run_fates import DAMAGED
-from run_states import incident, latch, run_state
+from run_states import incident, latch, reference, run_state
 from scripted_operator import ScriptedOperator, play
 from trimtab_contract.journal import Actor, JournalRecord
 from trimtab_contract.keys import RunId
@@ -15,7 +15,15 @@ from trimtab_operator.breaker import BreakerSettings
 from trimtab_operator.incidents import PhaseTime
 from trimtab_operator.notifier import Notifier
 from trimtab_operator.oversight import READING_SECONDS, Oversight
-from trimtab_operator.run_state import AutomationHold, JournalAction, RunPhase, RunState, World
+from trimtab_operator.run_state import (
+    AutomationHold,
+    CheckpointState,
+    JournalAction,
+    RunPhase,
+    RunState,
+    Source,
+    World,
+)
 from trimtab_operator.telemetry import Telemetry, waits_for_a_person
 
 SETTINGS = BreakerSettings(min_runs=3, min_share=0.25, window_seconds=300, quiet_seconds=900)
@@ -259,3 +267,25 @@ def test_times_of_an_incident_are_counted_once_from_the_firing_to_the_way_on() -
     assert registry.get_sample_value("trimtab_incidents_opened_total", labels) == 1
     assert registry.get_sample_value("trimtab_incidents_total", {**labels, "outcome": "Recovered"}) == 1
     assert registry.get_sample_value("trimtab_rollbacks_total", {"job_namespace": "lab", "job_name": "a"}) == 1
+
+
+def going_on(run: RunId, step: int, **changes: Any) -> RunState:
+    source = Source(run=str(run), checkpoint=reference(step), state=CheckpointState.VERIFIED, why="w")
+    return run_state(**changes).continuing(source)
+
+
+def test_what_other_runs_go_on_from_is_known_once_all_journals_were_read_and_until_they_are_over() -> None:
+    watch = oversight(Clock())
+    first, second, third, fourth = RUNS[:4]
+    for run in RUNS[:4]:
+        watch.seen(run)
+    watch.listed()
+    watch.known(first, run_state())
+    watch.known(second, going_on(first, 10))
+    watch.known(third, going_on(first, 20, phase=RunPhase.COMPLETED))
+    assert watch.continued(first) is None
+    watch.known(fourth, going_on(second, 30))
+    assert watch.continued(first) == {reference(10).key: str(second)}
+    assert watch.continued(second) == {reference(30).key: str(fourth)}
+    watch.known(second, going_on(first, 10, phase=RunPhase.STOPPED))
+    assert watch.continued(first) == {}

@@ -113,10 +113,10 @@ def test_while_nothing_behind_the_start_may_be_restored_nothing_is_deleted() -> 
     assert kept(run_state(checkpoints=(checkpoint(0), *condemned)), 30_000).keys() == {0, 100, 200, 300}
 
 
-def test_a_checkpoint_among_the_files_of_somebody_else_is_not_tried_again() -> None:
+def test_a_checkpoint_that_could_not_be_deleted_is_not_tried_again() -> None:
     lost = checkpoint(8_900, state="Quarantined")
     state = run_state(checkpoints=(*history(8_800), lost), spared=(lost.reference.key,))
-    assert "somebody else" in kept(state, 9_000)[8_900]
+    assert kept(state, 9_000)[8_900] == "it could not be deleted"
 
 
 def test_what_is_being_deleted_is_neither_kept_nor_deleted_again() -> None:
@@ -264,3 +264,11 @@ def test_a_run_of_a_million_steps_keeps_no_more_than_one_of_twenty_thousand() ->
     long = Keeper(every=200, step=980_000, all={(980_000, 1): checkpoint(980_000)})
     long.train(100, certifies=True, deletes=50)
     assert abs(len(long.state().checkpoints) - len(short.state().checkpoints)) <= 4
+
+
+def test_what_another_run_goes_on_from_stays_as_long_as_that_does() -> None:
+    state = run_state(checkpoints=history(8_800))
+    gone = next(fate.checkpoint for fate in review(state, SETTINGS, 9_000) if not fate.kept)
+    fates = review(state, SETTINGS, 9_000, {gone.reference.key: "lab/fork/uid"})
+    (kept_for_it,) = [fate for fate in fates if fate.checkpoint == gone]
+    assert (kept_for_it.kept, kept_for_it.until) == ("run lab/fork/uid goes on from it", "that run is over")

@@ -20,10 +20,12 @@ from trimtab_cli.checkpoint_view import (
     CHECKPOINT_COLUMNS,
     CheckpointRow,
     checkpoint_rows,
+    continued_by,
     retention_fates,
     table_row,
 )
-from trimtab_cli.errors import CliError, NotFound, UsageError
+from trimtab_cli.cluster_choice import KubernetesObject
+from trimtab_cli.errors import CliError, NotAllowed, NotFound, UsageError
 from trimtab_cli.job_view import section
 from trimtab_cli.options import (
     JobArgument,
@@ -47,9 +49,10 @@ def list_checkpoints(
     output = Output(form)
     body = access.job(job)
     with output.busy("reading the trail and the bucket"):
-        trail = read_trail(access.journal(access.run(job)))
+        run = access.run(job)
+        trail = read_trail(access.journal(run))
         store, _ = access.checkpoints(body)
-        fates = _fates(access, body, trail.state)
+        fates = _fates(access, str(run), body, trail.state)
         rows = checkpoint_rows(trail, lambda prefix: sum(store.sizes(prefix).values()), fates)
 
     def show() -> None:
@@ -140,7 +143,7 @@ def _show_exported(output: Output, found: Exported) -> None:
         )
 
 
-def _fates(access: Access, body: Mapping[str, Any], state: RunState) -> tuple[Fate, ...]:
+def _fates(access: Access, run: str, body: Mapping[str, Any], state: RunState) -> tuple[Fate, ...]:
     """Why each checkpoint is kept; nothing where the texts of the policies in force, which say so, cannot be read."""
     step = int(section(body, "status").get("step") or max((one.reference.step for one in state.checkpoints), default=0))
     try:
@@ -150,7 +153,15 @@ def _fates(access: Access, body: Mapping[str, Any], state: RunState) -> tuple[Fa
         policies = [policy_of(access.audit, identity).spec for identity in identities]
     except (CliError, InvalidResource):
         return ()
-    return retention_fates(state, spec, policies, step)
+    return retention_fates(state, spec, policies, step, continued_by(state, run, _jobs(access)))
+
+
+def _jobs(access: Access) -> list[KubernetesObject]:
+    """All training jobs, as far as this user may see them."""
+    try:
+        return access.cluster.resources("trainingjobs", everywhere=True)
+    except NotAllowed:
+        return access.cluster.resources("trainingjobs")
 
 
 def _wanted(row: CheckpointRow, step: int | None) -> bool:
