@@ -29,7 +29,7 @@ from trimtab_trainer.loop import Trainee
 from trimtab_trainer.optim import MuonClipConfig
 from trimtab_trainer.optim.division import update_cost
 from trimtab_trainer.optim.routing import route_parameters
-from trimtab_trainer.sharded_optimizer import owners
+from trimtab_trainer.optim.stages import owners
 
 RANKS = 3
 

@@ -11,10 +11,61 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from trimtab_trainer.errors import PeerLost
-from trimtab_trainer.tensors import integers, stretches
+from trimtab_trainer.tensors import integers
 
 JOIN_SECONDS = 300.0
 """How long the first rank waits for the last one to start, however short the time-out of an exchange is."""
+
+
+class GroupPeers:
+    """The ranks of a process group of PyTorch, as an optimizer sees those that it shares its work with.
+
+    A failure of any exchange is PeerLost, within the time-out of the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """`group` is the default group where it is left out; every rank of it shares the work."""
+        self._group = group
+        self.rank: int = dist.get_rank(group)
+        self.size: int = dist.get_world_size(group)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Sum `tensor` over all ranks, in place."""
+        with _translated("summing over the ranks"):
+            dist.all_reduce(tensor, group=self._group)
+
+    def max(self, tensor: Tensor) -> None:
+        """Take the maximum of `tensor` over all ranks, in place. NaN must be replaced first: it may get lost."""
+        with _translated("taking the maximum over the ranks"):
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+
+    def trade_later(
+        self, outgoing: Tensor, sent: Sequence[int], incoming: Tensor, received: Sequence[int]
+    ) -> Callable[[], None]:
+        """Begin to send the i-th stretch of `outgoing` to rank i, and to fill that of `incoming` from it.
+
+        `sent` and `received` are the lengths of the stretches; call the result to wait.
+        """
+        act = "trading parts with the ranks"
+        with _translated(act):
+            work = dist.all_to_all_single(
+                incoming, outgoing, list(received), list(sent), group=self._group, async_op=True
+            )
+        return _waiting(act, [work])
+
+    def share_later(self, parts: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to fill the flat part of every rank, in rank order, from that rank; call the result to wait.
+
+        This rank's own part is there already. A part for each broadcast: gloo gathers by copying all of them besides.
+        """
+        act = "sharing updates between the ranks"
+        with _translated(act):
+            works = [
+                dist.broadcast(part, group=self._group, group_src=rank, async_op=True)
+                for rank, part in enumerate(parts)
+                if len(part)
+            ]
+        return _waiting(act, works)
 
 
 class World:
@@ -40,44 +91,37 @@ class World:
             )
             self._control = _group(timeout)
             self._pulse = _group(timeout)
-        self.rank: int = rank
-        self.size: int = size
+        self._peers = GroupPeers()
         self.store = PrefixStore("background", store)
         """For background threads, which must not take part in collectives."""
 
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+        return self._peers.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._peers.size
+
     def sum(self, tensor: Tensor) -> None:
-        """Sum `tensor` over all ranks, in place."""
-        with _translated("summing over the ranks"):
-            dist.all_reduce(tensor)
+        """See `GroupPeers.sum`."""
+        self._peers.sum(tensor)
 
     def max(self, tensor: Tensor) -> None:
-        """Take the maximum of `tensor` over all ranks, in place. NaN must be replaced first: it may get lost."""
-        with _translated("taking the maximum over the ranks"):
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        """See `GroupPeers.max`."""
+        self._peers.max(tensor)
 
-    def trade(self, outgoing: Sequence[Tensor], incoming: Sequence[int]) -> list[Tensor]:
-        """Send the i-th flat tensor to rank i, and receive from each rank as many elements as `incoming` says."""
-        received = outgoing[0].new_empty(sum(incoming))
-        with _translated("trading parts with the ranks"):
-            dist.all_to_all_single(received, torch.cat(list(outgoing)), list(incoming), [len(one) for one in outgoing])
-        return stretches(received, incoming)
+    def trade_later(
+        self, outgoing: Tensor, sent: Sequence[int], incoming: Tensor, received: Sequence[int]
+    ) -> Callable[[], None]:
+        """See `GroupPeers.trade_later`."""
+        return self._peers.trade_later(outgoing, sent, incoming, received)
 
     def share_later(self, parts: Sequence[Tensor]) -> Callable[[], None]:
-        """Begin to fill the flat part of every rank, in rank order, from that rank; call the result to wait.
-
-        This rank's own part is there already. A part for each broadcast: gloo gathers by copying all of them besides.
-        """
-        act = "sharing updates between the ranks"
-        with _translated(act):
-            works = [dist.broadcast(part, src=rank, async_op=True) for rank, part in enumerate(parts) if len(part)]
-
-        def wait() -> None:
-            with _translated(act):
-                for work in works:
-                    assert work is not None, "every rank is a member"
-                    work.wait()
-
-        return wait
+        """See `GroupPeers.share_later`."""
+        return self._peers.share_later(parts)
 
     def agree(self, values: Sequence[int]) -> list[int]:
         """The maximum of each number over all ranks: the decisions of one step."""
@@ -117,6 +161,18 @@ class World:
         with _translated("agreeing with the ranks"):
             dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=group)
         return integers(packed)
+
+
+def _waiting(act: str, works: Sequence[dist.Work | None]) -> Callable[[], None]:
+    """What waits for exchanges under way."""
+
+    def wait() -> None:
+        with _translated(act):
+            for work in works:
+                assert work is not None, "every rank is a member"
+                work.wait()
+
+    return wait
 
 
 def _group(timeout: timedelta) -> dist.ProcessGroup:

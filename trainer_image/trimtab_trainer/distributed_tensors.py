@@ -12,6 +12,31 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def shard_problem(name: str, tensor: Tensor, ranks: int, rank: int) -> str | None:
+    """Why the rows of a tensor are not dealt out over `ranks`, of which this is number `rank`; None if they are.
+
+    Where each shard has replicas (HSDP), the ranks are those of one replica.
+    """
+    if not isinstance(tensor, DTensor):
+        return f"{name}: every rank has the whole of it; fully_shard must deal out all parameters before this is built"
+    mesh = tensor.device_mesh
+    cut = [(axis, one) for axis, one in enumerate(tensor.placements) if not one.is_replicate()]
+    if len(cut) != 1:
+        return (
+            f"{name}: cut along {len(cut)} dimensions of its mesh and must be along one, by fully_shard alone: tensor "
+            "parallelism beside it is not supported"
+        )
+    ((axis, placement),) = cut
+    if placement != Shard(0):
+        return f"{name}: {placement!r} must be Shard(dim=0), rows: leave shard_placement_fn out and tensor parallelism"
+    if (mesh.size(axis), mesh.get_local_rank(axis)) != (ranks, rank):
+        return (
+            f"{name}: its rows are shared by {mesh.size(axis)} ranks, this being {mesh.get_local_rank(axis)}, and "
+            f"this is {rank} of {ranks} peers; make them of the group of that dimension of the mesh"
+        )
+    return None
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """What this rank has of a tensor, in the same memory: some of its rows, or all where it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -36,5 +61,5 @@ def with_part(part: Tensor, whole: Tensor) -> Tensor:
     if not isinstance(whole, DTensor):
         return part
     return DTensor.from_local(
-        part, whole.device_mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )

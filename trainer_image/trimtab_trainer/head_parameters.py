@@ -11,14 +11,20 @@ weights depends on who else uses them, so each parameter says what part of the p
 A SHARED_KEY stays as it is, but under the rules for grouped queries that say otherwise; see `optim.qk_clip`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
 from torch import Tensor
 
+from trimtab_trainer.distributed_tensors import is_sharded
+
 AttentionKind = Literal["multiHead", "groupedQuery", "latent"]
+
+
+Cut = Callable[[Tensor], Tensor]
+"""Takes a view of some elements of a whole parameter."""
 
 
 class LogitPart(StrEnum):
@@ -47,12 +53,26 @@ class HeadParameter:
 
     Where other rows lie between those of two heads, it is a view [heads, rows, inputs] or [heads, rows] of a parameter.
     `name` is the parameter's name in the model; `heads` is the number of blocks, for a SHARED_KEY that of the keys.
+    Of a parameter whose other rows are on other ranks (`fully_shard`) there is no such view; `cut` makes it of the
+    whole.
     """
 
     name: str
     parameter: Tensor
     part: LogitPart
     heads: int
+    cut: Cut | None = None
+
+    @classmethod
+    def of(cls, name: str, parameter: Tensor, part: LogitPart, heads: int, cut: Cut) -> "HeadParameter":
+        """The elements that `cut` takes of a parameter: the view of them, or, where it is sharded, how to make it."""
+        sharded = cls(name, parameter, part, heads, cut)
+        return sharded if is_sharded(parameter) else sharded.resolved()
+
+    def resolved(self, whole: Tensor | None = None) -> "HeadParameter":
+        """The same with the view that `cut` makes of the parameter, or of `whole`, which stands in its place."""
+        parameter = self.parameter if whole is None else whole
+        return replace(self, parameter=parameter if self.cut is None else self.cut(parameter), cut=None)
 
 
 @dataclass(frozen=True, slots=True)

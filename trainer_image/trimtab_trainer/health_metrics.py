@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trimtab_trainer.collectives import World
 from trimtab_trainer.distributed_tensors import own_part
-from trimtab_trainer.optim import MuonClip
+from trimtab_trainer.optim import MuonClip, ShardedMuonClip
 from trimtab_trainer.optim.health import (
     WeightHealth,
     clip_activity,
@@ -18,7 +18,6 @@ from trimtab_trainer.optim.health import (
     nonfinite_state,
     optimizer_health,
 )
-from trimtab_trainer.sharded_optimizer import ShardedOptimizer
 
 Metrics = tuple[dict[str, float], dict[str, Tensor]]
 """Scalars and vectors of a record."""
@@ -40,7 +39,7 @@ class HealthMetrics:
         attempt: int,
         step: int,
         gamma: Tensor | None,
-        optimizer: MuonClip | ShardedOptimizer,
+        optimizer: MuonClip | ShardedMuonClip,
         parameters: Sequence[tuple[str, Tensor]],
         world: World,
     ) -> Metrics:
@@ -67,13 +66,15 @@ class HealthMetrics:
         activity = clip_activity(torch.stack(self._gammas))
         return {"qk_clip_rate": activity.share, "qk_clip_smallest": activity.smallest}
 
-    def _weights(self, optimizer: MuonClip | ShardedOptimizer, world: World) -> Metrics:
+    def _weights(self, optimizer: MuonClip | ShardedMuonClip, world: World) -> Metrics:
         """Norms, spectral norms and what is not finite: one exchange of a few numbers."""
-        sharded = isinstance(optimizer, ShardedOptimizer)
-        own = optimizer.own if sharded else optimizer
-        # Replicas have the same weights, so each estimates the spectral norms of a part of them.
-        share = own.routes if sharded else own.routes[world.rank :: world.size]
-        found = optimizer_health(own, spectral_of={route.name for route in share})
+        sharded = isinstance(optimizer, ShardedMuonClip)
+        if sharded:
+            found = [one for names in optimizer.wholes() for one in optimizer_health(optimizer.own, only=names)]
+        else:
+            # Replicas have the same weights, so each estimates the spectral norms of a part of them.
+            share = optimizer.routes[world.rank :: world.size]
+            found = optimizer_health(optimizer, spectral_of={route.name for route in share})
         sums, largest = self._packed(found)
         _reduce(sums, world, add=sharded)
         _reduce(largest, world, add=False)
@@ -110,10 +111,10 @@ class HealthMetrics:
 
 
 def _nonfinite(
-    optimizer: MuonClip | ShardedOptimizer, parameters: Sequence[tuple[str, Tensor]], world: World
+    optimizer: MuonClip | ShardedMuonClip, parameters: Sequence[tuple[str, Tensor]], world: World
 ) -> dict[str, float]:
     """What is not finite in weights and optimizer state: of the worst replica, or of all ranks' shares."""
-    sharded = isinstance(optimizer, ShardedOptimizer)
+    sharded = isinstance(optimizer, ShardedMuonClip)
     weights = nonfinite_elements(own_part(parameter) for _, parameter in parameters)
     state = nonfinite_state(optimizer.own if sharded else optimizer)
     counts = torch.tensor([weights, state], dtype=torch.float64)

@@ -5,8 +5,6 @@ of every step, and between two batches does whatever the operator asked: hold, r
 needs the same four lines: iterate `session.batches()`, ask `session.gate(...)`, update, `session.report(...)`.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -28,13 +26,12 @@ from trimtab_trainer.optim import (
     GradientClipping,
     MuonClip,
     RateOverride,
+    ShardedMuonClip,
     StepTelemetry,
     first_non_finite,
 )
-from trimtab_trainer.optim.division import update_cost
 from trimtab_trainer.reduction import GradientBuckets, Reduced, ShardedGradients
 from trimtab_trainer.session import Gate, Session
-from trimtab_trainer.sharded_optimizer import ShardedOptimizer, own_groups, own_layers
 from trimtab_trainer.sharding import shard
 from trimtab_trainer.tensors import evaluating
 
@@ -46,7 +43,7 @@ class Trainee:
         self.config = config
         self.rates = config.rates
         self.model = Transformer(config.model, seed=config.seed)
-        self.optimizer: MuonClip | ShardedOptimizer = MuonClip(
+        self.optimizer: MuonClip | ShardedMuonClip = MuonClip(
             self.model.named_parameters(), self.model.attention_heads(), config.optimizer
         )
         self.scaler = LossScaler(config.precision, config.loss_scale)
@@ -62,16 +59,10 @@ class Trainee:
 
     def shard(self, world: World) -> None:
         """Keep a part of the state on each rank from now on; every rank calls it, before the first step."""
-        costs = {route.name: update_cost(route, self.config.optimizer) for route in self.optimizer.routes}
         shard(self.model, self.model.blocks, world.size)
-        layers = self.model.attention_heads()
-
-        def of_own(whole: Mapping[str, Tensor]) -> MuonClip:
-            config = replace(self.config.optimizer, groups=own_groups(self.config.optimizer.groups, whole))
-            return MuonClip(whole.items(), own_layers(layers, whole), config)
-
-        together = [frozenset(one.name for one in layer.parameters) for layer in layers]
-        self.optimizer = ShardedOptimizer(dict(self.model.named_parameters()), costs, together, of_own, world)
+        self.optimizer = ShardedMuonClip(
+            self.model.named_parameters(), self.model.attention_heads(), self.config.optimizer, world
+        )
 
     def gradients(self, world: World) -> GradientBuckets | ShardedGradients:
         """Where the gradients of all ranks come together."""

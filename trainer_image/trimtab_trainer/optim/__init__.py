@@ -27,6 +27,7 @@ from trimtab_trainer.optim.plain_models import (
 from trimtab_trainer.optim.qk_clip import NonFiniteLogitsError
 from trimtab_trainer.optim.routing import routing_table
 from trimtab_trainer.optim.schedule import RateOverride, Schedule
+from trimtab_trainer.optim.sharded_muon_clip import ShardedMuonClip
 
 __all__ = [
     "AttentionHeads",
@@ -42,6 +43,7 @@ __all__ = [
     "ParameterGroup",
     "RateOverride",
     "Schedule",
+    "ShardedMuonClip",
     "StepTelemetry",
     "ThresholdPoint",
     "clip_gradients",

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101) for what is not a hidden matrix."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ class AdamW:
         self._second = {weight.name: torch.zeros_like(weight.value) for weight in weights}
 
     @torch.no_grad()
-    def step(self, lr: float, count: int) -> None:
-        """Update every parameter at rate `lr`; `count` is the number of this update, from 1.
+    def step(self, lr: float, count: int, names: Container[str] | None = None) -> None:
+        """Update every parameter, or those of `names`, at rate `lr`; `count` is the number of this update, from 1.
 
         A parameter without a gradient counts as one with a zero gradient.
         """
@@ -34,6 +34,8 @@ class AdamW:
         rate = lr / (1 - config.beta1**count)
         correction = math.sqrt(1 - config.beta2**count)
         for weight in self._weights:
+            if names is not None and weight.name not in names:
+                continue
             value, first, second = weight.value, self._first[weight.name], self._second[weight.name]
             gradient = weight.gradient().to(value.dtype)
             first.lerp_(gradient, 1 - config.beta1)

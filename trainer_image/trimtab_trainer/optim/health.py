@@ -63,9 +63,13 @@ class ClipActivity:
 
 @torch.no_grad()
 def optimizer_health(
-    optimizer: MuonClip, *, iterations: int = POWER_ITERATIONS, spectral_of: Container[str] | None = None
+    optimizer: MuonClip,
+    *,
+    iterations: int = POWER_ITERATIONS,
+    spectral_of: Container[str] | None = None,
+    only: Container[str] | None = None,
 ) -> tuple[WeightHealth, ...]:
-    """Look at every parameter of an optimizer, in its order.
+    """Look at every parameter of an optimizer, or those named in `only`, in its order.
 
     Spectral norms, which cost most, are estimated of the parameters named in `spectral_of`: of all where it is None.
     """
@@ -76,6 +80,8 @@ def optimizer_health(
     updates = optimizer.update_norms()
     found: list[WeightHealth] = []
     for route in optimizer.routes:
+        if only is not None and route.name not in only:
+            continue
         weight, momentum = masters.get(route.name, route.parameter), momenta[route.name]
         kept = (momentum, *(variances[name] for name in (route.name,) if name in variances))
         estimated = weight.ndim in {2, 3} and (spectral_of is None or route.name in spectral_of)

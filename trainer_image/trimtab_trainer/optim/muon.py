@@ -6,10 +6,10 @@ Moonlight (arXiv 2502.16982).
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -46,8 +46,10 @@ class Muon:
         self._momentum = {
             weight.name: torch.zeros_like(weight.value, memory_format=torch.contiguous_format) for weight in weights
         }
-        self._norms: list[Tensor] = []
-        self._slabs = [slab for blocks in self._by_shape().values() for slab in _slabs(blocks, config)]
+        self._norms: dict[int, Tensor] = {}
+        blocks = self._blocks()
+        kind = weights[0].value.device.type if weights else "cpu"
+        self._slabs = [[blocks[place] for place in slab] for slab in shared_products(weights, config, kind)]
         self._shared: SharedResults | None = None
 
     def divide(self, peers: Peers) -> None:
@@ -60,27 +62,31 @@ class Muon:
             self._shared = SharedResults([_task(slab, self._config) for slab in self._slabs], peers, dtype, device)
 
     @torch.no_grad()
-    def step(self, lr: float) -> float:
-        """Update every parameter at rate `lr`; return the sum of squares of the updates before `lr`.
+    def step(self, lr: float, places: Collection[int] | None = None) -> None:
+        """Update every matrix at rate `lr`, or those of the slabs at `places`, as `shared_products` numbers them.
 
         A parameter without a gradient counts as one with a zero gradient. Where the work is divided, all peers call
-        this at once; an error of their exchange leaves some matrices updated and others not.
+        this at once, for all matrices; an error of their exchange leaves some matrices updated and others not.
         """
-        gradients = {weight.name: weight.matrices(weight.gradient()) for weight in self._weights}
-        norms: dict[int, Tensor] = {}
-        for place, updates in self._updates(gradients):
+        chosen = range(len(self._slabs)) if places is None else places
+        names = {block.name for place in chosen for block in self._slabs[place]}
+        gradients = {one.name: one.matrices(one.gradient()) for one in self._weights if one.name in names}
+        for place, updates in self._updates(chosen, gradients):
             slab = self._slabs[place]
             values, first = [block.value for block in slab], slab[0]
-            norms[place] = apply_updates(values, updates, lr, first.decay, first.learning_rate_scale)
-        # Added up in one order, whoever computed which.
-        self._norms = [norms[place] for place in sorted(norms)]
-        return float(torch.cat(self._norms).double().square().sum()) if self._norms else 0.0
+            self._norms[place] = apply_updates(values, updates, lr, first.decay, first.learning_rate_scale)
+
+    def squares(self) -> float:
+        """The sum of squares of the last updates before the learning rate, each slab's last one."""
+        # Added up in one order, whoever computed which, and when.
+        norms = [self._norms[place] for place in sorted(self._norms)]
+        return float(torch.cat(norms).double().square().sum()) if norms else 0.0
 
     def update_norms(self) -> dict[str, float]:
         """The Euclidean norm of each parameter's last update, before `lr`, by name; none before the first update."""
         squares: defaultdict[str, float] = defaultdict(float)
-        for slab, norms in zip(self._slabs, self._norms, strict=False):
-            for block, norm in zip(slab, norms.double().cpu().unbind(), strict=True):
+        for place in sorted(self._norms):
+            for block, norm in zip(self._slabs[place], self._norms[place].double().cpu().unbind(), strict=True):
                 squares[block.name] += float(norm) ** 2
         return {name: math.sqrt(square) for name, square in squares.items()}
 
@@ -88,11 +94,11 @@ class Muon:
         """Return the momentum of every parameter by name (the live tensors)."""
         return self._momentum
 
-    def _updates(self, gradients: Gradients) -> Iterator[tuple[int, Tensor]]:
+    def _updates(self, places: Iterable[int], gradients: Gradients) -> Iterator[tuple[int, Tensor]]:
         """The place of every slab and the updates of its matrices, before the learning rate."""
         shared = self._shared
         if shared is None:
-            for place in range(len(self._slabs)):
+            for place in places:
                 yield place, self._orthogonalised(place, gradients)
             return
         others = [place for place in range(len(self._slabs)) if place not in shared.own]
@@ -113,17 +119,14 @@ class Muon:
         for block in (block for place in places for block in self._slabs[place]):
             _accumulate(gradients[block.name][block.index], block.momentum, self._config)
 
-    def _by_shape(self) -> "dict[tuple[object, ...], list[_Block]]":
-        groups: defaultdict[tuple[object, ...], list[_Block]] = defaultdict(list)
+    def _blocks(self) -> "dict[tuple[str, int], _Block]":
+        found: dict[tuple[str, int], _Block] = {}
         for weight in self._weights:
-            matrices = zip(
-                weight.matrices(weight.value.detach()), weight.matrices(self._momentum[weight.name]), strict=True
-            )
-            for index, (value, momentum) in enumerate(matrices):
+            values, momenta = weight.matrices(weight.value.detach()), weight.matrices(self._momentum[weight.name])
+            for index, (value, momentum) in enumerate(zip(values, momenta, strict=True)):
                 how = (weight.decay, weight.learning_rate_scale)
-                key = (value.shape, value.dtype, value.device, *how)
-                groups[key].append(_Block(weight.name, index, value, momentum, *how))
-        return groups
+                found[weight.name, index] = _Block(weight.name, index, value, momentum, *how)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,26 @@ class _Block:
     momentum: Tensor
     decay: float
     learning_rate_scale: float
+
+
+def shared_products(weights: Iterable[Weight], config: MuonClipConfig, device: str) -> list[list[tuple[str, int]]]:
+    """Which matrices share their products on a kind of device, such as `cpu`: slabs of (parameter, number in it).
+
+    Matrices of one shape, type and way to be updated share them, as many as pay, in the order of their parameters. Of
+    the weights nothing is looked at but that, so that it holds for any rank's.
+    """
+    groups: defaultdict[tuple[object, ...], list[tuple[str, int]]] = defaultdict(list)
+    for weight in weights:
+        how = (weight.value.dtype, weight.value.device, weight.decay, weight.learning_rate_scale)
+        for index, matrix in enumerate(weight.matrices(weight.value.detach())):
+            groups[matrix.shape, *how].append((weight.name, index))
+    most = SLAB_BYTES if device == "cpu" else ACCELERATOR_SLAB_BYTES
+    size = COMPUTE_TYPES[config.newton_schulz_dtype].itemsize
+    slabs: list[list[tuple[str, int]]] = []
+    for (shape, *_), places in groups.items():
+        count = max(most // (cast("torch.Size", shape).numel() * size), 1)
+        slabs += [places[start : start + count] for start in range(0, len(places), count)]
+    return slabs
 
 
 def directions(gradients: Sequence[Tensor], momenta: Sequence[Tensor], config: MuonClipConfig) -> Tensor:
@@ -201,14 +224,6 @@ def _scaled(polynomials: Polynomials, scale: float) -> Polynomials:
 
 def _accumulate(gradient: Tensor, momentum: Tensor, config: MuonClipConfig) -> None:
     torch.add(gradient, momentum, alpha=config.momentum, out=momentum)
-
-
-def _slabs(blocks: "list[_Block]", config: MuonClipConfig) -> "list[list[_Block]]":
-    """Cut the blocks of one shape into those whose products are shared."""
-    first = blocks[0].value
-    most = SLAB_BYTES if first.device.type == "cpu" else ACCELERATOR_SLAB_BYTES
-    count = max(most // (first.numel() * COMPUTE_TYPES[config.newton_schulz_dtype].itemsize), 1)
-    return [blocks[start : start + count] for start in range(0, len(blocks), count)]
 
 
 def _task(slab: "list[_Block]", config: MuonClipConfig) -> Task:

@@ -1,25 +1,29 @@
 """MuonClip: Muon for hidden matrices, AdamW for the rest, QK-Clip after both (arXiv 2507.20534)."""
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trimtab_trainer.fields import raise_if_any
-from trimtab_trainer.head_parameters import LOGIT_PARTS, AttentionHeads, HeadParameter, LogitPart
+from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.optim.adamw import AdamW
+from trimtab_trainer.optim.checks import (
+    STATE_VERSION,
+    attention_problems,
+    logit_problems,
+    name_problems,
+    state_problems,
+)
 from trimtab_trainer.optim.config import MuonClipConfig, Optimizer
 from trimtab_trainer.optim.muon import Muon
-from trimtab_trainer.optim.qk_clip import layer_gamma, qk_clip, require_finite
+from trimtab_trainer.optim.qk_clip import hot_layers, layer_gamma, require_finite, scale_heads
 from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters, routing_problems
 from trimtab_trainer.optim.shared_results import Peers
 from trimtab_trainer.optim.weights import Weight, in_master
-
-STATE_VERSION: Final = 1
 
 QueryKeyParameters = tuple[Sequence[Tensor], Sequence[Tensor]]
 """The parameters that make the queries and those that make the keys of a layer of multi-head attention."""
@@ -40,6 +44,18 @@ class StepTelemetry:
 
     qk_clip_gamma: Tensor
     """Factor on the logits of each head [layers, heads]: 1 where not clipped. With `observe` the factor it would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is settled of an update when it begins: all but what follows from gradients and weights."""
+
+    count: int
+    lr: float
+    adamw_lr: float
+    gamma: Tensor
+    hot: frozenset[int]
+    """The layers whose heads are to be scaled."""
 
 
 class MuonClip:
@@ -64,13 +80,13 @@ class MuonClip:
     ) -> None:
         self.config = config
         named = tuple(named_parameters)
-        raise_if_any(_name_problems(named))
+        raise_if_any(name_problems(named))
         parameters = dict(named)
-        layers = [layer if isinstance(layer, AttentionHeads) else _multi_head(*layer) for layer in attention]
+        layers = [whole_layer(layer) for layer in attention]
         raise_if_any(
             (
                 *routing_problems(parameters, config.groups, masters=config.master_weights),
-                *_attention_problems(layers, parameters, config),
+                *attention_problems(layers, parameters, config),
             )
         )
         self.routes: tuple[Route, ...] = route_parameters(
@@ -83,7 +99,8 @@ class MuonClip:
         }
         masters = {parameters[name]: master for name, master in self._masters.items()}
         self._layers = [_on_masters(layer, masters) for layer in layers]
-        self._weights = [_weight(route, self._masters) for route in self.routes]
+        self._names_of_layers = layer_names(layers, parameters)
+        self._weights = [weight_of(route, self._masters.get(route.name)) for route in self.routes]
         self._places = self._where()
         self._muon = Muon(self._weights_of("muon"), config)
         self._muon_elements = sum(weight.value.numel() for weight in self._weights_of("muon"))
@@ -138,22 +155,45 @@ class MuonClip:
             NonFiniteLogitsError: a largest logit is not finite; nothing was changed.
         """
         raise_if_any(self._moved())
+        update = self.begin(max_logits)
+        self.advance(update)
+        return self.told(update)
+
+    @torch.no_grad()
+    def begin(self, max_logits: Tensor) -> Update:
+        """Begin an update that is made in parts, with `advance`; raises as `step` does, but for elements that moved."""
         if not self.config.qk_clip_off:
-            raise_if_any(_logit_problems(max_logits, self._layers))
+            raise_if_any(logit_problems(max_logits, self._layers))
         require_finite(max_logits)
         self._count += 1
-        lr = self.lr
-        squares = self._muon.step(lr)
-        self._adamw.step(self.config.adamw_lr * self._adamw_lr_scale, self._count)
-        gamma = self._clip(max_logits)
+        gamma, hot = self._gamma(max_logits)
+        return Update(self._count, self.lr, self.config.adamw_lr * self._adamw_lr_scale, gamma, hot)
+
+    @torch.no_grad()
+    def advance(
+        self, update: Update, slabs: Collection[int] | None = None, names: Collection[str] | None = None
+    ) -> None:
+        """Make a part of an update: Muon's of some slabs, as `shared_products` numbers them, and the end of `names`.
+
+        The end of a parameter is AdamW's update, the clipping of its heads and the rounding of its float32 copy, so
+        Muon's update of it came before, and all that makes the logits of a layer ends together. None means all.
+        """
+        self._muon.step(update.lr, slabs)
+        self._adamw.step(update.adamw_lr, update.count, names)
+        for layer in update.hot:
+            if names is None or any(name in names for name in self._names_of_layers[layer]):
+                scale_heads(self._layers[layer], update.gamma[layer], self.config.qk_clip_grouped_query)
         for weight in self._weights:
-            if weight.master is not None:
+            if weight.master is not None and (names is None or weight.name in names):
                 weight.parameter.copy_(weight.master)
+
+    def told(self, update: Update) -> StepTelemetry:
+        """What an update did, when all parts of it were made."""
         return StepTelemetry(
-            count=self._count,
-            lr=lr,
-            update_rms=math.sqrt(squares / max(self._muon_elements, 1)),
-            qk_clip_gamma=gamma,
+            count=update.count,
+            lr=update.lr,
+            update_rms=math.sqrt(self._muon.squares() / max(self._muon_elements, 1)),
+            qk_clip_gamma=update.gamma,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +209,7 @@ class MuonClip:
                 nothing was changed.
         """
         own = self.tensors()
-        raise_if_any(_state_problems(own, state))
+        raise_if_any(state_problems(own, state))
         for kind, tensors in own.items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name])
@@ -205,37 +245,36 @@ class MuonClip:
             weight for route, weight in zip(self.routes, self._weights, strict=True) if route.optimizer == optimizer
         ]
 
-    def _clip(self, max_logits: Tensor) -> Tensor:
+    def _gamma(self, max_logits: Tensor) -> tuple[Tensor, frozenset[int]]:
+        """The factor of every head, and the layers in which some head is to be scaled."""
         config = self.config
         if config.qk_clip_off or not self._layers:
-            return torch.ones_like(max_logits)
-        thresholds = config.thresholds(self._count, len(self._layers))
-        if config.qk_clip_mode == "observe":
-            return layer_gamma(max_logits, thresholds)
-        return qk_clip(self._layers, max_logits, thresholds, config.qk_clip_grouped_query)
+            return torch.ones_like(max_logits), frozenset()
+        gamma = layer_gamma(max_logits, config.thresholds(self._count, len(self._layers)))
+        return gamma, frozenset() if config.qk_clip_mode == "observe" else frozenset(hot_layers(gamma))
 
 
-def _multi_head(query: Sequence[Tensor], key: Sequence[Tensor]) -> AttentionHeads:
-    """Multi-head attention of as many heads as there are logits."""
-    parts = ((LogitPart.QUERY, query), (LogitPart.KEY, key))
+def whole_layer(layer: AttentionHeads | QueryKeyParameters) -> AttentionHeads:
+    """A layer with the very elements of its parameters that make logits; a pair is multi-head attention.
+
+    The latter has as many heads as there are logits.
+    """
+    if isinstance(layer, AttentionHeads):
+        return replace(layer, parameters=tuple(each.resolved() for each in layer.parameters))
+    parts = ((LogitPart.QUERY, layer[0]), (LogitPart.KEY, layer[1]))
     parameters = tuple(HeadParameter(str(part), each, part, 0) for part, those in parts for each in those)
     return AttentionHeads("multiHead", 0, parameters)
 
 
-def _name_problems(named: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
-    """Of two parameters of one name only one would be trained, and one of two names would be updated twice."""
-    names, tensors = Counter(name for name, _ in named), dict[Tensor, str]()
-    for name, count in names.items():
-        if count > 1:
-            yield f"{name}: {count} parameters have this name; give each one of its own"
-    for name, tensor in named:
-        first = tensors.setdefault(tensor, name)
-        if first != name:
-            yield f"{name}: is the same parameter as {first}; name it once"
+def layer_names(layers: Sequence[AttentionHeads], parameters: Mapping[str, Tensor]) -> list[frozenset[str]]:
+    """Of each layer the names of the parameters whose elements make its logits."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    found = ([(id(one.parameter), id(one.parameter._base)) for one in layer.parameters] for layer in layers)  # noqa: SLF001
+    return [frozenset(names[key] for keys in each for key in keys if key in names) for each in found]
 
 
-def _weight(route: Route, masters: Mapping[str, Tensor]) -> Weight:
-    master = masters.get(route.name)
+def weight_of(route: Route, master: Tensor | None) -> Weight:
+    """A parameter as the optimizers see it."""
     return Weight(route.name, route.parameter, master, route.decay, route.rows, route.learning_rate_scale)
 
 
@@ -243,116 +282,3 @@ def _on_masters(layer: AttentionHeads, masters: Mapping[Tensor, Tensor]) -> Atte
     """The same layer with the float32 copies in place of the parameters."""
     parameters = (replace(each, parameter=in_master(each.parameter, masters)) for each in layer.parameters)
     return replace(layer, parameters=tuple(parameters))
-
-
-def _attention_problems(
-    layers: Sequence[AttentionHeads], parameters: Mapping[str, Tensor], config: MuonClipConfig
-) -> Iterator[str]:
-    if config.qk_clip_off:
-        return
-    thresholds = config.qk_clip_layer_thresholds
-    if thresholds and len(thresholds) != len(layers):
-        yield f"qk_clip_layer_thresholds: {len(thresholds)} must be one for each of the {len(layers)} attention layers"
-    known = {id(parameter) for parameter in parameters.values()}
-    for index, layer in enumerate(layers):
-        if layer.normalised:
-            yield (
-                f"qk_clip_mode: must be disabled: layer {index} normalises the query and key of each head, so that "
-                "scaling their weights changes no logit"
-            )
-        rule = config.qk_clip_grouped_query
-        if layer.kind == "groupedQuery" and rule != "query" and not layer.of(LogitPart.SHARED_KEY):
-            yield f"qk_clip_grouped_query: {rule} needs the shared key of attention layer {index}"
-        yield from (f"attention layer {index}: {each.name}: {problem}" for each, problem in _unfit(layer, known))
-        yield from (f"attention layer {index}: {problem}" for problem in (*_wrong_parts(layer), *_unequal_heads(layer)))
-    if len(counts := {layer.heads for layer in layers if layer.heads}) > 1:
-        yield f"attention: its layers have {sorted(counts)} heads; largest logits need the same number in each"
-
-
-def _unfit(layer: AttentionHeads, known: Set[int]) -> Iterator[tuple[HeadParameter, str]]:
-    for each in layer.parameters:
-        base = each.parameter._base  # noqa: SLF001
-        if id(each.parameter) not in known and id(base) not in known:
-            yield each, "is not among the parameters of the optimizer"
-        if each.heads and len(each.parameter) % each.heads:
-            yield each, f"{each.heads} heads must divide its {len(each.parameter)} rows"
-
-
-def _wrong_parts(layer: AttentionHeads) -> Iterator[str]:
-    """What a kind of attention has not would never be scaled, and without a part that it has too little would be."""
-    if layer.kind not in LOGIT_PARTS:
-        yield f"kind: {layer.kind!r} must be one of {', '.join(LOGIT_PARTS)}"
-        return
-    known, named = LOGIT_PARTS[layer.kind], {each.part for each in layer.parameters}
-    for each in layer.parameters:
-        if each.part not in known:
-            yield f"{each.name}: part {each.part!s} must be one of {', '.join(known)}"
-    for part in known:
-        if named and part != LogitPart.SHARED_KEY and part not in named:
-            yield f"no parameter has part {part!s}, of which {layer.kind} logits are made"
-
-
-def _unequal_heads(layer: AttentionHeads) -> Iterator[str]:
-    """What shows that a layer has another number of key heads than it says: rows of other heads would be scaled."""
-    if layer.kind == "latent":
-        for each in layer.parameters:
-            if each.part != LogitPart.SHARED_KEY and each.heads != layer.heads:
-                yield f"{each.name}: {each.heads} heads must be the layer's {layer.heads}"
-        return
-    queries, keys = layer.of(LogitPart.QUERY), layer.of(LogitPart.KEY) or layer.of(LogitPart.SHARED_KEY)
-    for query, key in zip(queries[:1], keys[:1], strict=False):
-        if key.heads and layer.heads % key.heads:
-            yield f"its {layer.heads} query heads must be a multiple of its {key.heads} key heads"
-        sizes = [len(each.parameter) // (each.heads or 1) for each in (query, key)]
-        if sizes[0] != sizes[1]:
-            yield f"heads of {sizes[0]} rows in {query.name} and of {sizes[1]} in {key.name} must be of equal size"
-
-
-def _logit_problems(max_logits: object, layers: Sequence[AttentionHeads]) -> Iterator[str]:
-    """Numbers of another shape would be broadcast, and scale heads that did nothing."""
-    if not isinstance(max_logits, Tensor):
-        yield f"max_logits: must be a tensor [layers, heads], not {type(max_logits).__name__}"
-        return
-    if not max_logits.is_floating_point():
-        yield f"max_logits: {max_logits.dtype} must be a type of floating point: thresholds would be cut to its numbers"
-    if not layers:
-        return
-    heads = max(layer.heads for layer in layers) or max(max_logits.shape[-1:], default=0)
-    if heads == 0 or max_logits.shape != (len(layers), heads):
-        yield (
-            f"max_logits: shape {list(max_logits.shape)} must be [{len(layers)}, {heads or 'heads'}], one number for "
-            "each head of each attention layer"
-        )
-        return
-    for index, layer in enumerate(layers):
-        if any(not each.heads and len(each.parameter) % heads for each in layer.parameters):
-            yield f"max_logits: {heads} heads must divide the rows of attention layer {index}"
-
-
-def _state_problems(own: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Iterator[str]:
-    if state.get("version") != STATE_VERSION:
-        yield f"version: {state.get('version')} must be {STATE_VERSION}"
-    count = state.get("count")
-    if not isinstance(count, int) or count < 0:
-        yield f"count: {count} must be a whole number from 0 on"
-    for kind in sorted(state.keys() - own.keys() - {"version", "count"}):
-        yield f"{kind}: unknown"
-    for kind, tensors in own.items():
-        yield from _tensor_problems(kind, tensors, state.get(kind, {}))
-
-
-def _tensor_problems(kind: str, tensors: Mapping[str, Tensor], saved: object) -> Iterator[str]:
-    if not isinstance(saved, Mapping):
-        yield f"{kind}: must be the tensors by name, not {type(saved).__name__}"
-        return
-    found = cast("Mapping[str, object]", saved)
-    for name in sorted(tensors.keys() - found.keys()):
-        yield f"{kind}.{name}: missing"
-    for name in sorted(found.keys() - tensors.keys()):
-        yield f"{kind}.{name}: unknown"
-    for name in sorted(tensors.keys() & found.keys()):
-        mine, other = tensors[name], found[name]
-        if not isinstance(other, Tensor):
-            yield f"{kind}.{name}: must be a tensor, not {type(other).__name__}"
-        elif (mine.shape, mine.dtype) != (other.shape, other.dtype):
-            yield f"{kind}.{name}: {tuple(other.shape)} {other.dtype} must be {tuple(mine.shape)} {mine.dtype}"

@@ -1,12 +1,13 @@
 """What MuonClip has to know of a plain PyTorch model: which parameters are special, and which make logits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import cast
 
 from torch import Tensor, nn
 
 from trimtab_trainer.fields import at_least, raise_if_any
-from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
+from trimtab_trainer.head_parameters import AttentionHeads, Cut, HeadParameter, LogitPart
 from trimtab_trainer.optim.config import ParameterGroup
 
 
@@ -37,8 +38,8 @@ def separate_projections(
     With fewer `key_heads` than `heads` it is grouped-query attention. `normalised` says that the query and key of each
     head are normalised behind the maps. `name` is the layer's in what is refused.
     """
-    queries = [(f"{name}.query.{kind}", parameter) for kind, parameter in query.named_parameters()]
-    keys = [(f"{name}.key.{kind}", parameter) for kind, parameter in key.named_parameters()]
+    queries = [(f"{name}.query.{kind}", parameter, _whole) for kind, parameter in query.named_parameters()]
+    keys = [(f"{name}.key.{kind}", parameter, _whole) for kind, parameter in key.named_parameters()]
     return _attention(queries, keys, heads, key_heads, normalised=normalised)
 
 
@@ -60,8 +61,8 @@ def fused_projection(
     middle, end = heads * dimension, (heads + shared) * dimension
     parameters = [(f"{name}.{kind}", parameter) for kind, parameter in projection.named_parameters()]
     return _attention(
-        [(each, parameter[:middle]) for each, parameter in parameters],
-        [(each, parameter[middle:end]) for each, parameter in parameters],
+        [(each, parameter, _rows(0, middle)) for each, parameter in parameters],
+        [(each, parameter, _rows(middle, end)) for each, parameter in parameters],
         heads,
         key_heads,
         normalised=normalised,
@@ -100,15 +101,19 @@ def latent_projections(
             _rows_problem(f"{name}.key_value", key_value, heads, content_dimension, value_dimension),
         )
     )
-    queries, keys = _by_head(f"{name}.query", query, heads), _by_head(f"{name}.key_value", key_value, heads)
-    contents, others = slice(None, content_dimension), slice(content_dimension, None)
+    queries = [(f"{name}.query.{kind}", parameter) for kind, parameter in query.named_parameters()]
+    keys = [(f"{name}.key_value.{kind}", parameter) for kind, parameter in key_value.named_parameters()]
+    contents, others = (
+        _rows_of_heads(heads, slice(None, content_dimension)),
+        _rows_of_heads(heads, slice(content_dimension, None)),
+    )
     parts = (
         (LogitPart.CONTENT_QUERY, queries, contents),
         (LogitPart.ROTARY_QUERY, queries, others),
         (LogitPart.CONTENT_KEY, keys, contents),
     )
     parameters = (
-        HeadParameter(each, blocks[:, rows], part, heads) for part, named, rows in parts for each, blocks in named
+        HeadParameter.of(each, parameter, part, heads, cut) for part, named, cut in parts for each, parameter in named
     )
     return AttentionHeads("latent", heads, tuple(parameters))
 
@@ -121,17 +126,17 @@ def multihead_attention(name: str, module: nn.MultiheadAttention) -> AttentionHe
     """
     width, own = module.out_proj.in_features, _own_parameters(module)
     packed = [(f"{name}.{kind}", own[kind]) for kind in ("in_proj_weight", "in_proj_bias") if kind in own]
-    queries = [(each, parameter[:width]) for each, parameter in packed]
-    keys = [(each, parameter[width : 2 * width]) for each, parameter in packed]
-    queries += [(f"{name}.{kind}", own[kind]) for kind in ("q_proj_weight",) if kind in own]
-    keys += [(f"{name}.{kind}", own[kind]) for kind in ("k_proj_weight",) if kind in own]
-    keys += [(f"{name}.{kind}", own[kind].view(-1)) for kind in ("bias_k",) if kind in own]
+    queries = [(each, parameter, _rows(0, width)) for each, parameter in packed]
+    keys = [(each, parameter, _rows(width, 2 * width)) for each, parameter in packed]
+    queries += [(f"{name}.{kind}", own[kind], _whole) for kind in ("q_proj_weight",) if kind in own]
+    keys += [(f"{name}.{kind}", own[kind], _whole) for kind in ("k_proj_weight",) if kind in own]
+    keys += [(f"{name}.{kind}", own[kind], _flat) for kind in ("bias_k",) if kind in own]
     return _attention(queries, keys, cast("int", module.num_heads), None, normalised=False)
 
 
 def _attention(
-    queries: Sequence[tuple[str, Tensor]],
-    keys: Sequence[tuple[str, Tensor]],
+    queries: Iterable[tuple[str, Tensor, Cut]],
+    keys: Iterable[tuple[str, Tensor, Cut]],
     heads: int,
     key_heads: int | None,
     *,
@@ -140,8 +145,8 @@ def _attention(
     grouped = key_heads is not None and key_heads != heads
     key_part = LogitPart.SHARED_KEY if grouped else LogitPart.KEY
     parameters = (
-        *(HeadParameter(name, parameter, LogitPart.QUERY, heads) for name, parameter in queries),
-        *(HeadParameter(name, parameter, key_part, key_heads or heads) for name, parameter in keys),
+        *(HeadParameter.of(name, parameter, LogitPart.QUERY, heads, cut) for name, parameter, cut in queries),
+        *(HeadParameter.of(name, parameter, key_part, key_heads or heads, cut) for name, parameter, cut in keys),
     )
     return AttentionHeads("groupedQuery" if grouped else "multiHead", heads, parameters, normalised)
 
@@ -153,10 +158,25 @@ def _rows_problem(name: str, projection: nn.Linear, heads: int, first: int, seco
     return f"{name}: {projection.out_features} rows must be {rows}, {heads} heads of {first} + {second}"
 
 
-def _by_head(name: str, projection: nn.Linear, heads: int) -> list[tuple[str, Tensor]]:
-    """Views [heads, rows, inputs] of the weight and [heads, rows] of the bias, if there is one, each with its name."""
-    parameters = projection.named_parameters()
-    return [(f"{name}.{kind}", parameter.unflatten(0, (heads, -1))) for kind, parameter in parameters]
+def _whole(parameter: Tensor) -> Tensor:
+    return parameter
+
+
+def _rows(start: int, stop: int) -> Cut:
+    return itemgetter(slice(start, stop))
+
+
+def _rows_of_heads(heads: int, rows: slice) -> Cut:
+    """Takes the same rows of each head: [heads, rows, inputs] of a weight and [heads, rows] of a bias."""
+
+    def cut(whole: Tensor) -> Tensor:
+        return whole.view(heads, -1, *whole.shape[1:])[:, rows]
+
+    return cut
+
+
+def _flat(whole: Tensor) -> Tensor:
+    return whole.view(-1)
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:

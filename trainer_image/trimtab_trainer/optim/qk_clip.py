@@ -85,10 +85,15 @@ def qk_clip(
 ) -> Tensor:
     """Clip every layer at its threshold, from `max_logits` [layers, heads]; return gamma [layers, heads]."""
     gamma = layer_gamma(max_logits, thresholds)
-    # One look at all layers: in most steps no head is hot, and then there is nothing else to do.
-    for index in integers((gamma < 1).any(1).nonzero().flatten()):
+    for index in hot_layers(gamma):
         scale_heads(layers[index], gamma[index], rule)
     return gamma
+
+
+def hot_layers(gamma: Tensor) -> list[int]:
+    """Return the layers in which some head is to shrink, from `gamma` [layers, heads]."""
+    # One look at all layers: in most steps no head is hot, and then there is nothing else to do.
+    return integers((gamma < 1).any(1).nonzero().flatten())
 
 
 def layer_gamma(max_logits: Tensor, thresholds: Sequence[float]) -> Tensor:

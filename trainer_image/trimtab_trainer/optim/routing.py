@@ -157,8 +157,8 @@ def _counted(rows: tuple[int, ...]) -> str:
 def _type_problem(name: str, parameter: Tensor, *, masters: bool) -> str | None:
     if is_sharded(parameter):
         return (
-            f"{name}: other ranks have other rows of it (fully_shard), and MuonClip updates whole matrices; let "
-            "trimtab_trainer.sharded_optimizer.ShardedOptimizer put them together for each update"
+            f"{name}: other ranks have other rows of it (fully_shard), and MuonClip updates whole matrices; take "
+            "trimtab_trainer.optim.ShardedMuonClip, which puts them together for each update"
         )
     if parameter.dtype in MASTER_TYPES or (masters and parameter.is_floating_point()):
         return None
