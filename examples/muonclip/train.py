@@ -3,20 +3,29 @@
 A small byte-level language model learns this very file. Nothing in the model knows of MuonClip: `parameter_groups`
 and a pattern say what is special about its parameters, `fused_projection` says what makes the logits of each head, and
 `LogitRecorder` reads the largest one off the calls of `scaled_dot_product_attention`.
+
+`torchrun --nproc-per-node 2 examples/muonclip/train.py` trains the same on two processes, each with some rows of every
+parameter (FSDP2).
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from trimtab_trainer.collectives import GroupPeers
 from trimtab_trainer.optim import (
     LogitRecorder,
     MuonClip,
     MuonClipConfig,
     ParameterGroup,
     Schedule,
+    ShardedMuonClip,
     fused_projection,
     parameter_groups,
     routing_table,
@@ -63,27 +72,45 @@ class LanguageModel(nn.Module):
         return self.scores(self.norm(x))
 
 
+def shard(model: LanguageModel) -> GroupPeers:
+    """Deal the rows of every parameter out to the processes that torchrun started."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return GroupPeers()
+
+
 def train(steps: int, threshold: float) -> list[float]:
     """Train, and return the losses."""
     torch.manual_seed(0)
     model = LanguageModel()
     fused = ParameterGroup(pattern="*.qkv.weight", split=(WIDTH, WIDTH, WIDTH))
+    peers = shard(model) if "RANK" in os.environ else None
     config = MuonClipConfig(
         groups=(fused, *parameter_groups(model, adamw=("scores.weight",))), qk_clip_threshold=threshold
     )
     attention = [
         fused_projection(f"blocks.{layer}.qkv", block.qkv, heads=HEADS) for layer, block in enumerate(model.blocks)
     ]
-    optimizer = MuonClip(model.named_parameters(), attention, config)
+    if peers is None:
+        optimizer = MuonClip(model.named_parameters(), attention, config)
+    else:
+        optimizer = ShardedMuonClip(model.named_parameters(), attention, config, peers)
+    first = peers is None or peers.rank == 0
     schedule = Schedule(warmup_steps=steps // 10, total_steps=steps, shape="wsd")
     recorder = LogitRecorder(LAYERS)
-    print(routing_table(optimizer.routes))
+    if first:
+        print(routing_table(optimizer.routes))
 
     text = torch.tensor(list(Path(__file__).read_bytes()))
     windows = text.unfold(0, TOKENS + 1, 1)
     losses: list[float] = []
     for step in range(1, steps + 1):
         batch = windows[torch.randint(len(windows), (BATCH,))]
+        if peers is not None:
+            batch = batch.chunk(peers.size)[peers.rank]
         with recorder:
             scores = model(batch[:, :-1])
         loss = F.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
@@ -91,12 +118,15 @@ def train(steps: int, threshold: float) -> list[float]:
         loss.backward()
 
         optimizer.set_lr(schedule.factor(step))
-        logits = recorder.max_logits()
+        logits, mean = recorder.max_logits(), loss.detach()
+        if peers is not None:
+            peers.max(logits)
+            peers.sum(mean.div_(peers.size))
         update = optimizer.step(logits)
-        losses.append(loss.item())
-        if step == 1 or step % 20 == 0:
+        losses.append(mean.item())
+        if first and (step == 1 or step % 20 == 0):
             clipped = int((update.qk_clip_gamma < 1).sum())
-            print(f"step {step:4}  loss {loss:.3f}  largest logit {logits.max():.1f}  heads clipped {clipped}")
+            print(f"step {step:4}  loss {mean:.3f}  largest logit {logits.max():.1f}  heads clipped {clipped}")
     return losses
 
 

@@ -1,13 +1,18 @@
 """MuonClip as a library: any PyTorch model, its attention read off the calls of `scaled_dot_product_attention`."""
 
 import math
+import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from server_process import free_ports
 from torch import Tensor, nn
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.head_parameters import LogitPart
@@ -346,3 +351,26 @@ def test_the_example_learns_and_clips(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr().out
     assert "blocks.0.qkv.weight" in said
     assert "heads clipped" in said
+
+
+def test_the_example_in_shards_learns_what_it_learns_in_one_process() -> None:
+    (port,) = free_ports(1)
+    launched = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), str(EXAMPLE)]
+    said = [
+        subprocess.run(
+            [sys.executable, *command, "--steps", "20", "--threshold", "0.5"],
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'contract'}:{ROOT / 'trainer_image'}", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=200,
+        ).stdout
+        for command in ([str(EXAMPLE)], ["-m", *launched])
+    ]
+    # Once from one process, and once from the first of two.
+    (table, *alone), (other, *two) = (one.split("step", 1) for one in said)
+    assert table == other
+    numbers = [[float(number) for number in re.findall(r"[\d.]+", line[0])] for line in (alone, two)]
+    assert numbers[1] == pytest.approx(numbers[0], rel=0.01)
+    assert numbers[0][-1] > 0, "heads clipped"
+    assert numbers[0][-3] < numbers[0][1] - 0.5, "loss"
