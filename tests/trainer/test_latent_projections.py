@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from trimtab_trainer.fields import InvalidFields
+from trimtab_trainer.integrations.attention_layers import attention_layers
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.model.layers import rotate
 from trimtab_trainer.optim import (
@@ -262,3 +263,38 @@ def test_queries_that_are_not_compressed_are_clipped_in_a_loop_of_a_framework_to
     assert 0 < hot.sum() < HEADS
     torch.testing.assert_close(after[hot], torch.full_like(after[hot], 18.5), rtol=1e-13, atol=0)
     assert torch.equal(after[~hot], before[~hot])
+
+
+@pytest.mark.parametrize("query_rank", [None, 10])
+def test_deepseeks_own_model_is_recognised(query_rank: int | None) -> None:
+    model = deepseek(query_rank=query_rank)
+    found = attention_layers(model)
+    assert list(found) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    for name, layer in found.items():
+        module: Any = model.get_submodule(name)
+        named = latent_projections(
+            name,
+            module.q_proj if query_rank is None else module.q_b_proj,
+            module.kv_b_proj,
+            heads=HEADS,
+            content_dimension=8,
+            rotary_dimension=4,
+            value_dimension=6,
+        )
+        assert (layer.kind, layer.heads, layer.normalised) == ("latent", HEADS, False)
+        for one, other in zip(layer.parameters, named.parameters, strict=True):
+            assert (one.part, one.parameter.data_ptr()) == (other.part, other.parameter.data_ptr())
+            assert one.parameter.shape == other.parameter.shape
+    optimizer = MuonClipOptimizer(model, MuonClipConfig(qk_clip_threshold=8.0, **STILL))
+    model(input_ids=tokens(), labels=tokens()).loss.backward()
+    optimizer.agreed_logits = optimizer.take_logits()
+    assert bool((optimizer.agreed_logits[0] > 8.0).any())
+    optimizer.step()
+    model(input_ids=tokens())
+    assert optimizer.take_logits()[0].max() <= 8.0 * (1 + 1e-6)
+
+
+def test_a_norm_of_each_head_behind_the_maps_is_seen_in_latent_attention_too() -> None:
+    model = deepseek()
+    model.get_submodule("model.layers.0.self_attn").add_module("q_norm", nn.RMSNorm(12))
+    assert [layer.normalised for layer in attention_layers(model).values()] == [True, False]

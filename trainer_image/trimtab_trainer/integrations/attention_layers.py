@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
@@ -10,18 +11,25 @@ from torch import Tensor, nn
 
 from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
-from trimtab_trainer.optim import LogitRecorder, multihead_attention, separate_projections
+from trimtab_trainer.optim import LogitRecorder, latent_projections, multihead_attention, separate_projections
 
 _OF_HEADS: Final = re.compile(r"(^|_)(q|k|qk|query|key)(_|$|norm|layernorm)")
 """Is in every name that models of Hugging Face have for what normalises the query and key of each head behind their
 maps: `q_norm`, `key_layernorm`, `qk_norm`, `q_layer_norm`, …"""
 
+_OF_LATENTS: Final = re.compile(r"(q|kv)_a_")
+"""Begins the name of what normalises what they are compressed to: `q_a_layernorm`, `kv_a_layernorm`."""
+
+_LATENT_DIMENSIONS: Final = ("num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""What the modules of latent attention call the number of heads and the parts of each: content, rotary, value."""
+
 
 def attention_layers(model: nn.Module) -> dict[str, AttentionHeads]:
     """Return what makes the logits of each layer that attends, by the name of its module, in the model's order.
 
-    Known are `torch.nn.MultiheadAttention` and every module with linear maps `q_proj` and `k_proj` and a `head_dim`, as
-    Llama and most models of Hugging Face have them; fewer key heads than query heads are grouped-query attention.
+    Known are `torch.nn.MultiheadAttention`, every module with linear maps `q_proj` and `k_proj` and a `head_dim`, as
+    Llama and most models of Hugging Face have them (fewer key heads than query heads are grouped-query attention), and
+    latent attention with the maps and dimensions of DeepSeek's.
 
     Raises:
         InvalidFields: a sentence for each kind of attention that is none of these, or for a model without any.
@@ -32,7 +40,7 @@ def attention_layers(model: nn.Module) -> dict[str, AttentionHeads]:
     for name, module in cast("Iterator[tuple[str, nn.Module]]", modules):
         if isinstance(module, nn.MultiheadAttention):
             found[name] = multihead_attention(name, module)
-        elif (layer := _separate(name, module)) is not None:
+        elif (layer := _separate(name, module) or _latent(name, module)) is not None:
             found[name] = layer
         elif type(module).__name__.endswith("Attention") and next(module.parameters(), None) is not None:
             unknown.setdefault(type(module).__name__, []).append(name)
@@ -117,6 +125,28 @@ def _separate(name: str, module: nn.Module) -> AttentionHeads | None:
         key_heads=key.out_features // dimension,
         normalised=any(_normalises_heads(child, one) for child, one in module.named_children()),
     )
+
+
+def _latent(name: str, module: nn.Module) -> AttentionHeads | None:
+    """Norms of what queries and keys are compressed to lie before the maps that QK-Clip scales, and do no harm."""
+    query = getattr(module, "q_b_proj", None) or getattr(module, "q_proj", None)
+    key_value = getattr(module, "kv_b_proj", None)
+    heads, content, rotary, value = (getattr(module, field, None) for field in _LATENT_DIMENSIONS)
+    if type(query) is not nn.Linear or type(key_value) is not nn.Linear:
+        return None
+    if not (isinstance(heads, int) and isinstance(content, int) and isinstance(rotary, int) and isinstance(value, int)):
+        return None
+    layer = latent_projections(
+        name,
+        query,
+        key_value,
+        heads=heads,
+        content_dimension=content,
+        rotary_dimension=rotary,
+        value_dimension=value,
+    )
+    norms = (child for child, one in module.named_children() if _normalises_heads(child, one))
+    return replace(layer, normalised=any(not _OF_LATENTS.match(child) for child in norms))
 
 
 def _normalises_heads(name: str, module: nn.Module) -> bool:
