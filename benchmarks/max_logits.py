@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from trimtab_trainer.model.attention import attention_with_log_sum_exp, gated_max_logit
-from trimtab_trainer.model.max_logits import Logits
+from trimtab_trainer.max_logits import Logits, gated_max_logit
+from trimtab_trainer.model.attention import attention_with_log_sum_exp
 from trimtab_trainer.model.visibility import CAUSAL
 
 from benchmarks.figures import Figure, Measurement, ratios, write

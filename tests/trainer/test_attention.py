@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from trimtab_trainer.max_logits import gate
 from trimtab_trainer.model import attention
 from trimtab_trainer.model.attention import AttentionResult, causal_attention, full_product_max_logit
 from trimtab_trainer.model.kernels import Kernel, available_kernels
@@ -56,7 +57,7 @@ def test_the_future_is_not_seen() -> None:
 def test_heads_above_the_threshold_are_exact_and_the_others_bounded(
     shape: tuple[int, ...], fraction: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
+    monkeypatch.setattr(gate, "FULL_PRODUCT_FRACTION", fraction)
     query, key, value = heads(shape, dtype=dtype)
     query[:, 0] = 10 * key[:, 0]
     truth = largest_logits(query, key)
@@ -116,7 +117,7 @@ def never_exact(query: Tensor, key: Tensor, value: Tensor, threshold: float) -> 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 1.0])
 def test_maxima_are_exact_where_they_matter(fraction: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
+    monkeypatch.setattr(gate, "FULL_PRODUCT_FRACTION", fraction)
     check_maxima(gated)
     check_maxima(from_scores(lambda scores: scores))
 

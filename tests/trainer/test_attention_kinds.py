@@ -10,7 +10,8 @@ from torch import Tensor
 from trimtab_trainer.config import read_config
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.head_parameters import LogitPart
-from trimtab_trainer.model import AttentionConfig, Transformer, TransformerConfig, attention
+from trimtab_trainer.max_logits import gate
+from trimtab_trainer.model import AttentionConfig, Transformer, TransformerConfig
 from trimtab_trainer.model.self_attention import LatentAttention
 from trimtab_trainer.optim.muonclip_reference import largest_logits
 
@@ -206,7 +207,7 @@ def test_checkpointed_activations_change_no_bit_and_repeat_no_measurement(
     for checkpointing in (False, True):
         config = replace(changed(KINDS[kind], window=7, sinks=True), activation_checkpointing=checkpointing)
         model = built(config)
-        monkeypatch.setattr(attention, "gated_max_logit", counting(measured, str(checkpointing)))
+        monkeypatch.setattr(gate, "gated_max_logit", counting(measured, str(checkpointing)))
         output = model(windows[:, :-1], windows[:, 1:], exact=True)
         output.loss.backward()
         monkeypatch.undo()
@@ -218,7 +219,7 @@ def test_checkpointed_activations_change_no_bit_and_repeat_no_measurement(
 
 def counting(seen: list[str], name: str) -> Any:
     """The real measurement, which notes that it was made."""
-    real = attention.gated_max_logit
+    real = gate.gated_max_logit
 
     def measure(*arguments: Any, **settings: Any) -> tuple[Tensor, Tensor]:
         seen.append(name)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-from trimtab_trainer.model import attention, max_logits
+from trimtab_trainer.max_logits import gate, logits
+from trimtab_trainer.model import attention
 from trimtab_trainer.model.attention import causal_attention
 from trimtab_trainer.model.kernels import Kernel
 from trimtab_trainer.model.visibility import Visibility
@@ -101,9 +102,9 @@ def test_the_largest_logits_are_those_of_the_whole_matrix(kernel: Kernel, monkey
     monkeypatch.setattr(attention, "available_kernels", lambda: frozenset({kernel, Kernel.PLAIN}))
     for number in range(CASES):
         case = Case.drawn(number)
-        monkeypatch.setattr(attention, "FIRST_ROWS", case.first_rows)
-        monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", case.fraction)
-        monkeypatch.setattr(max_logits, "ROWS_TOGETHER", case.together)
+        monkeypatch.setattr(gate, "FIRST_ROWS", case.first_rows)
+        monkeypatch.setattr(gate, "FULL_PRODUCT_FRACTION", case.fraction)
+        monkeypatch.setattr(logits, "ROWS_TOGETHER", case.together)
         largest = case.largest()
         for threshold in (-1e6, float(largest.median()), float(largest.max())):
             result = causal_attention(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask
-from trimtab_trainer.model import attention, kernels, max_logits
+from trimtab_trainer.max_logits import gate, logits
+from trimtab_trainer.model import attention, kernels
 from trimtab_trainer.model.attention import AttentionResult, causal_attention, full_product_max_logit
 from trimtab_trainer.model.kernels import AttentionCase, Kernel, choose_kernel
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
@@ -151,8 +152,8 @@ def test_maxima_and_output_are_those_of_the_whole_matrix(
     inputs, visibility = Inputs.drawn(key_heads=key_heads, sink=sink), MASKS[mask]()
     expected = full_matrix(inputs, visibility)
     for fraction, together in ((0.0, 32), (0.1, 0), (1.0, 0), (1.0, 999)):
-        monkeypatch.setattr(attention, "FULL_PRODUCT_FRACTION", fraction)
-        monkeypatch.setattr(max_logits, "ROWS_TOGETHER", together)
+        monkeypatch.setattr(gate, "FULL_PRODUCT_FRACTION", fraction)
+        monkeypatch.setattr(logits, "ROWS_TOGETHER", together)
         check_maxima(causal_attention, inputs, visibility, expected)
 
 
@@ -277,7 +278,7 @@ def test_far_below_a_sink_maxima_are_exact_all_the_same() -> None:
 def test_the_whole_product_in_chunks_of_any_length_is_that_of_the_matrix(
     mask: str, key_heads: int, dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(max_logits, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(logits, "CHUNK_ROWS", rows)
     inputs, visibility = Inputs.drawn(key_heads=key_heads, dtype=dtype), MASKS[mask]()
     found = full_product_max_logit(inputs.query, inputs.key, visibility)
     torch.testing.assert_close(found.double(), full_matrix(inputs, visibility)[1], rtol=2e-6, atol=2e-5)
@@ -350,7 +351,7 @@ def test_in_bfloat16_what_is_hidden_may_be_anything_and_what_is_seen_must_be_fin
 def test_however_many_rows_are_looked_at_first_the_maxima_are_the_same(
     mask: str, sink: bool, dtype: torch.dtype, first_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "FIRST_ROWS", first_rows)
+    monkeypatch.setattr(gate, "FIRST_ROWS", first_rows)
     inputs, visibility = Inputs.drawn(sink=sink, dtype=dtype), MASKS[mask]()
     result = causal_attention(
         inputs.query, inputs.key, inputs.value, threshold=-1e6, exact=True, visibility=visibility, sink=inputs.sink

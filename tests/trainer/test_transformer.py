@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 from trimtab_trainer.fields import InvalidFields
-from trimtab_trainer.model import AttentionTelemetry, Transformer, TransformerConfig
+from trimtab_trainer.max_logits import AttentionTelemetry
+from trimtab_trainer.model import Transformer, TransformerConfig
 from trimtab_trainer.model.attention import AttentionResult, causal_attention
 from trimtab_trainer.model.dropout import keyed_dropout
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from trimtab_trainer.batches import Batch
-from trimtab_trainer.model import AttentionTelemetry, ExpertTelemetry, ModelOutput
+from trimtab_trainer.max_logits import AttentionTelemetry
+from trimtab_trainer.model import ExpertTelemetry, ModelOutput
 from trimtab_trainer.tensors import backpropagate, first_index
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trimtab_trainer.max_logits import Logits, measured_max_logit
 from trimtab_trainer.model.kernels import (
     AttentionCase,
     Kernel,
@@ -26,17 +27,7 @@ from trimtab_trainer.model.kernels import (
     flex_with_max_scores,
 )
 from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
-from trimtab_trainer.model.max_logits import Logits
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
-
-GATE_MARGIN: Final = 1e-4
-"""A log-sum-exp in few bits can lie just below the true maximum: by this share of it, or so much below 1."""
-
-FULL_PRODUCT_FRACTION: Final = 0.1
-"""Above this share of a head's rows, one product for all rows is cheaper than gathering the rows."""
-
-FIRST_ROWS: Final = 8
-"""Rows of a head with the largest log-sum-exp, of each sample: most often one of them holds the maximum."""
 
 LARGEST_RESOLVED_LOGIT: Final = 2.0**24
 """Above it float32 numbers lie more than 1 apart, so a softmax of such logits weighs rounding errors."""
@@ -90,12 +81,8 @@ def causal_attention(
     with torch.no_grad():
         if log_sum_exp is None:
             return _all_exact(output, logits.maxima())
-        max_logit, known = gated_max_logit(logits, log_sum_exp, threshold)
-        if not exact or known.all():
-            return AttentionResult(output, max_logit, known)
-        # What the gate found stays: a step that is looked at closely must clip by the same numbers as any other.
-        every, _ = gated_max_logit(logits, log_sum_exp, -math.inf)
-        return _all_exact(output, torch.where(known, max_logit, every))
+        max_logit, known = measured_max_logit(logits, log_sum_exp, threshold, exact=exact)
+        return AttentionResult(output, max_logit, known)
 
 
 @contextmanager
@@ -182,44 +169,6 @@ def _equally_wide(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     if missing > 0:
         return F.pad(query, (0, missing)), F.pad(key, (0, missing)), value
     return query, key, F.pad(value, (0, -missing)) if missing else value
-
-
-def gated_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return the largest logit [heads] or an upper bound, and where it is the largest logit itself.
-
-    `log_sum_exp` [batch, heads, tokens] is that of every row, a sink's logit included where there is one.
-    """
-    if not logits.visibility.plain:
-        # Kernels return 0 for a row that sees nothing.
-        visible = logits.visibility.counts(log_sum_exp.shape[-1], log_sum_exp.device)
-        log_sum_exp = log_sum_exp.masked_fill((visible == 0)[:, None], -math.inf)
-    largest = log_sum_exp.amax((0, 2))
-    # A non-finite bound stays as it is: the caller's finite gate must see it.
-    bound = torch.where(largest.isfinite(), largest + GATE_MARGIN * largest.abs().clamp(min=1), largest)
-    is_open = (bound > threshold) & bound.isfinite()
-    heads = is_open.nonzero().squeeze(-1)
-    if not len(heads):
-        return bound, is_open
-    opened = log_sum_exp if len(heads) == len(bound) else log_sum_exp.index_select(1, heads)
-    return bound.index_copy(0, heads, _maxima(logits, heads, opened).to(bound.dtype)), is_open
-
-
-def _maxima(logits: Logits, heads: Tensor, log_sum_exp: Tensor) -> Tensor:
-    """The largest logit of `heads`, given their `log_sum_exp` [batch, len(heads), tokens]."""
-    bounds, rows = log_sum_exp.topk(min(FIRST_ROWS, log_sum_exp.shape[-1]), -1)
-    attained = logits.maxima_of_rows(rows, heads)
-    lower = attained - GATE_MARGIN * attained.abs().clamp(min=1)
-    unsure = bounds[..., -1].amax(0) >= lower
-    if rows.shape[-1] == log_sum_exp.shape[-1] or not unsure.any():
-        return attained
-    candidates = (log_sum_exp >= lower[None, :, None]) & unsure[None, :, None]
-    wide = candidates.sum((0, 2)) > FULL_PRODUCT_FRACTION * candidates.shape[0] * candidates.shape[2]
-    few = unsure & ~wide
-    if wide.any():
-        attained[wide] = logits.maxima(heads[wide])
-    if few.any():
-        attained[few] = logits.maxima_of_marked(candidates[:, few], heads[few])
-    return attained
 
 
 def _all_exact(output: Tensor, max_logit: Tensor) -> AttentionResult:

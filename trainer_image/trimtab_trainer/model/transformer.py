@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab_trainer.head_parameters import AttentionHeads
+from trimtab_trainer.max_logits import AttentionTelemetry
 from trimtab_trainer.model.attention import AttentionResult, infinite_beyond_resolution, without_max_logits
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
@@ -23,23 +24,6 @@ from trimtab_trainer.tensors import IGNORED_TARGET, checkpointed
 INITIAL_STANDARD_DEVIATION: Final = 0.02
 
 Reduction = Literal["mean", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTelemetry:
-    """Largest logit of every head, [layers, heads], detached.
-
-    `max_logit` is the maximum itself where `exact` is true, otherwise an upper bound; it is infinite where float32
-    cannot resolve the logits (beyond 2^24).
-    """
-
-    max_logit: Tensor
-    exact: Tensor
-
-    @property
-    def record_name(self) -> str:
-        """The name under which `max_logit` may be published: a bound is called a bound."""
-        return "qk_max_logit" if bool(self.exact.all()) else "qk_max_logit_bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +50,8 @@ class ModelOutput:
     loss: Tensor | None
     logits: Tensor | None
     attention: AttentionTelemetry
+    """Infinite where float32 cannot resolve the logits (beyond 2^24)."""
+
     experts: ExpertTelemetry | None = None
     """Of a mixture of experts only."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Visibility:
-    """A query sees itself and earlier keys; of those only what the fields leave.
+    """A `Mask`: a query sees itself and earlier keys; of those only what the fields leave.
 
     The tensors [batch, tokens] hold for one forward pass, so masks are made once and used by every layer.
     """
@@ -65,9 +65,31 @@ class Visibility:
             hidden |= ~(self.present[samples, rows][..., None] & self.present[:, None, None, :tokens])
         return hidden
 
-    def first_column(self, row: int) -> int:
-        """The earliest key position that the query at `row` could see."""
-        return 0 if self.window is None else max(0, row - self.window + 1)
+    def columns(self, rows: slice, keys: int) -> slice:
+        """See `Mask`."""
+        return slice(0 if self.window is None else max(0, rows.start - self.window + 1), min(rows.stop, keys))
+
+    def of_block(self, rows: slice, columns: slice, heads: Tensor) -> Tensor:
+        """See `Mask`."""
+        device = heads.device
+        if self.plain:
+            # Only the last square of a chunk reaches into the future.
+            side = rows.stop - rows.start
+            return torch.ones(1, 1, side, side, dtype=torch.bool, device=device).triu(1)
+        queries, keys = (torch.arange(each.start, each.stop, device=device) for each in (rows, columns))
+        return ~self.sees(queries, keys)[:, None]
+
+    def of_rows(self, rows: Tensor, heads: Tensor, keys: int) -> Tensor:
+        """See `Mask`."""
+        return self.hidden_from(rows, keys)
+
+    def of_head(self, rows: Tensor, keys: int, batch: int, head: int) -> Tensor:
+        """See `Mask`."""
+        return ~self.sees(rows, torch.arange(keys, device=rows.device), batch)[0]
+
+    def blind(self, queries: int, device: torch.device) -> Tensor | None:
+        """See `Mask`."""
+        return None if self.plain else (self.counts(queries, device) == 0)[:, None]
 
     def counts(self, tokens: int, device: torch.device) -> Tensor:
         """How many keys each query sees, [batch or 1, tokens]."""

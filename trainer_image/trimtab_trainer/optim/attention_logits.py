@@ -1,30 +1,25 @@
-"""The largest logit of every head from the queries and keys of `scaled_dot_product_attention`, in chunks."""
+"""The logits of a call of `scaled_dot_product_attention`, and the largest one of every head."""
 
 import math
-from typing import Final
 
 import torch
 from torch import Tensor
 
-from trimtab_trainer.tensors import transposed
-
-CHUNK_ROWS: Final = 128
-"""Query rows per product: the scores of all rows are never in memory at once."""
+from trimtab_trainer.max_logits import AttentionMask, Logits
 
 
-@torch.no_grad()
-def largest_logits(
+def attention_logits(
     query: Tensor,
     key: Tensor,
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-) -> Tensor:
-    """Return the largest input of the softmax of each head [heads], in float32 at least.
+) -> Logits:
+    """Return the inputs of the softmax of such a call, not computed yet.
 
     `query` is [batch, heads, queries, dimension] and `key` [batch, key heads, keys, dimension]; mask, causality and
-    scale are those of `scaled_dot_product_attention`. A head that sees nothing at all gets the lowest finite number.
+    scale are those of `scaled_dot_product_attention`.
 
     Raises:
         ValueError: another number of dimensions.
@@ -33,23 +28,37 @@ def largest_logits(
         raise ValueError(
             f"query, key: {query.ndim} and {key.ndim} dimensions must be [batch, heads, tokens, dimension]"
         )
-    kind = torch.promote_types(query.dtype, torch.float32)
-    query = query.detach().to(kind) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    key = transposed(key.detach().to(kind).repeat_interleave(query.shape[1] // key.shape[1], dim=1))
-    maxima: list[Tensor] = []
-    for start in range(0, query.shape[2], CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        # The caller's autocast would round the product to its own type again.
-        with torch.autocast(query.device.type, enabled=False):
-            scores = query[:, :, rows] @ key
-        if is_causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(start + 1)
-            scores = scores.masked_fill(later, -math.inf)
-        if attn_mask is not None:
-            scores = _masked(scores, attn_mask[..., rows, :] if attn_mask.shape[-2] > 1 else attn_mask)
-        maxima.append(scores.amax((0, 2, 3)))
-    return torch.stack(maxima).amax(0).clamp(min=torch.finfo(kind).min)
+    samples = max(len(query), len(key))
+    query, key = (each.detach().expand(samples, -1, -1, -1) for each in (query, key))
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    mask = AttentionMask.of_call(attn_mask, query.shape[-2], key.shape[-2], causal=is_causal)
+    if mask.adds or factor <= 0:
+        # Both change which product is the largest one, so that it can be scaled no later.
+        query, factor = query.to(torch.promote_types(query.dtype, torch.float32)) * factor, 1.0
+    return Logits(query, key, mask, factor)
 
 
-def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+def largest_logits(
+    query: Tensor,
+    key: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Return the largest input of the softmax of each head [heads], in float32 at least, from the whole product.
+
+    Takes what `attention_logits` takes. A head that sees nothing at all gets the lowest finite number.
+
+    Raises:
+        ValueError: another number of dimensions.
+    """
+    logits = attention_logits(query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+    # The caller's autocast would round the product to its own type again.
+    with torch.autocast(query.device.type, enabled=False):
+        return finite_where_nothing_is_seen(logits.maxima())
+
+
+def finite_where_nothing_is_seen(max_logit: Tensor) -> Tensor:
+    """Return `max_logit` with the lowest finite number in place of minus infinity: such a head is not broken."""
+    return max_logit.clamp(min=torch.finfo(max_logit.dtype).min)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trimtab_trainer.model.visibility import Visibility
+from trimtab_trainer.max_logits.masks import Mask, masked
 from trimtab_trainer.tensors import transposed, true_indices
 
 CHUNK_ROWS: Final = 256
@@ -25,14 +25,15 @@ ROWS_TOGETHER: Final = 32
 class Logits:
     """The logits of one attention layer, not computed yet.
 
-    `query` is [batch, heads, tokens, dimension]; `key` may have fewer heads, each for as many consecutive query heads.
-    All results are detached and at least float32.
+    `query` is [batch, heads, queries, dimension] and `key` [batch, key heads, keys, dimension]; each key head is for as
+    many consecutive query heads. All results are detached and at least float32.
     """
 
     query: Tensor
     key: Tensor
-    visibility: Visibility
+    mask: Mask
     scale: float
+    """On the products; positive. It is 1 where the mask adds something, and the query float32 at least."""
 
     @torch.no_grad()
     def maxima(self, heads: Tensor | None = None) -> Tensor:
@@ -44,38 +45,35 @@ class Logits:
         query, key = self._of(chosen)
         if query.device.type == "cpu" and query.dtype == torch.bfloat16:
             # Rounding keeps the order, so only rows that reach the largest rounded product can hold the largest one.
-            rounded = self._row_maxima(query, key).float()
+            rounded = self._row_maxima(query, key, chosen).float()
             largest = rounded.amax((0, 2), keepdim=True)
             if largest.isfinite().all():
                 return self.maxima_of_marked(rounded >= largest - BFLOAT16_SPACING * largest.abs(), chosen)
-        return self._row_maxima(_computable(query), _computable(key)).amax((0, 2)) * self.scale
+        return self._row_maxima(_computable(query), _computable(key), chosen).amax((0, 2)) * self.scale
 
-    def _row_maxima(self, query: Tensor, key: Tensor) -> Tensor:
-        """The largest product of every row in the type of both, [batch, heads, tokens]."""
+    def _row_maxima(self, query: Tensor, key: Tensor, heads: Tensor) -> Tensor:
+        """The largest product of every row of `heads` in the type of both, [batch, len(heads), queries]."""
         found = query.new_empty(query.shape[:-1])
-        tokens = query.shape[-2]
-        for start in range(0, tokens, CHUNK_ROWS):
-            rows = slice(start, min(start + CHUNK_ROWS, tokens))
-            columns = slice(self.visibility.first_column(start), rows.stop)
-            hidden = self._hidden(rows, columns)[:, None]
+        queries, keys = query.shape[-2], key.shape[-2]
+        for start in range(0, queries, CHUNK_ROWS):
+            rows = slice(start, min(start + CHUNK_ROWS, queries))
+            columns = self.mask.columns(rows, keys)
+            mask = self.mask.of_block(rows, columns, heads)
             if query.device.type == "cpu":
                 # Of several heads at once, parts of queries and keys are copied before they are multiplied.
-                _keep_largest_one_by_one(query[:, :, rows], key[:, :, columns], hidden, found[:, :, rows])
+                _keep_largest_one_by_one(query[:, :, rows], key[:, :, columns], mask, found[:, :, rows])
             else:
-                scores = query[:, :, rows] @ transposed(key[:, :, columns])
-                scores[..., -hidden.shape[-1] :].masked_fill_(hidden, -math.inf)
-                found[:, :, rows] = scores.amax(-1)
+                found[:, :, rows] = masked(query[:, :, rows] @ transposed(key[:, :, columns]), mask).amax(-1)
         return found
 
     @torch.no_grad()
     def maxima_of_rows(self, rows: Tensor, heads: Tensor) -> Tensor:
         """The largest logit of each of `heads` in the `rows` [batch, len(heads), some] that are named for it."""
-        scores, hidden = self._scores_of_rows(rows, heads)
-        return scores.masked_fill_(hidden, -math.inf).amax((0, 2, 3)) * self.scale
+        return self._scores_of_rows(rows, heads).amax((0, 2, 3)) * self.scale
 
     @torch.no_grad()
     def maxima_of_marked(self, marked: Tensor, heads: Tensor) -> Tensor:
-        """The largest logit of each of `heads` in the rows `marked` [batch, len(heads), tokens].
+        """The largest logit of each of `heads` in the rows `marked` [batch, len(heads), queries].
 
         Minus infinity where none is marked. Other rows may be looked at too: the largest logit of the head bounds it.
         """
@@ -84,26 +82,25 @@ class Logits:
             return self._nothing(heads)
         if most > ROWS_TOGETHER:
             return self._one_by_one(marked, heads)
-        scores, hidden = self._scores_of_rows(marked.to(torch.uint8).topk(most, -1).indices, heads)
-        found = scores.masked_fill_(hidden, -math.inf).amax((2, 3)).masked_fill_(~marked.any(-1), -math.inf)
-        return found.amax(0) * self.scale
+        scores = self._scores_of_rows(marked.to(torch.uint8).topk(most, -1).indices, heads)
+        return scores.amax((2, 3)).masked_fill_(~marked.any(-1), -math.inf).amax(0) * self.scale
 
-    def _scores_of_rows(self, rows: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
-        """Products of `rows` [batch, len(heads), some] with every key, and which of them are hidden."""
+    def _scores_of_rows(self, rows: Tensor, heads: Tensor) -> Tensor:
+        """Products of `rows` [batch, len(heads), some] with every key, behind the mask."""
         samples = torch.arange(len(rows), device=rows.device)[:, None, None]
         gathered, key = self.query[samples, heads[:, None], rows], self._keys_of(heads)
-        return _computable(gathered) @ transposed(_computable(key)), self.visibility.hidden_from(rows, key.shape[-2])
+        scores = _computable(gathered) @ transposed(_computable(key))
+        return masked(scores, self.mask.of_rows(rows, heads, key.shape[-2]))
 
     def _one_by_one(self, marked: Tensor, heads: Tensor) -> Tensor:
         """The same where heads have so many marked rows that padding all to the most of them would cost more."""
         found = self._nothing(heads)
-        groups = self.query.shape[1] // self.key.shape[1]
-        columns = torch.arange(self.query.shape[-2], device=self.query.device)
+        groups, keys = self.query.shape[1] // self.key.shape[1], self.key.shape[-2]
         for batch, place in true_indices(marked.any(-1)):
             head, rows = int(heads[place]), marked[batch, place].nonzero().squeeze(-1)
             scores = _computable(self.query[batch, head, rows]) @ _computable(self.key[batch, head // groups]).T
-            scores.masked_fill_(~self.visibility.sees(rows, columns, batch)[0], -math.inf)
-            found[place] = torch.maximum(found[place], scores.amax() * self.scale)
+            largest = masked(scores, self.mask.of_head(rows, keys, batch, head)).amax()
+            found[place] = torch.maximum(found[place], largest * self.scale)
         return found
 
     def _nothing(self, heads: Tensor) -> Tensor:
@@ -123,35 +120,28 @@ class Logits:
         count, groups = self.query.shape[1], self.query.shape[1] // self.key.shape[1]
         return self.key if len(heads) == count and groups == 1 else self.key.index_select(1, heads // groups)
 
-    def _hidden(self, rows: slice, columns: slice) -> Tensor:
-        """Which of the last keys before the end of `columns` the query `rows` do not see, [batch or 1, queries, keys].
 
-        All keys of `columns`, or only those of which some are hidden.
-        """
-        device = self.query.device
-        if self.visibility.plain:
-            # Only the last square of a chunk reaches into the future.
-            side = rows.stop - rows.start
-            return torch.ones(1, side, side, dtype=torch.bool, device=device).triu(1)
-        queries, keys = (torch.arange(each.start, each.stop, device=device) for each in (rows, columns))
-        return ~self.visibility.sees(queries, keys)
+def _keep_largest_one_by_one(query: Tensor, key: Tensor, mask: Tensor | None, found: Tensor) -> None:
+    """Fill `found` [batch, heads, rows] with the largest product of each row that `mask` leaves.
 
-
-def _keep_largest_one_by_one(query: Tensor, key: Tensor, hidden: Tensor, found: Tensor) -> None:
-    """Fill `found` [batch, heads, rows] with the largest product of each row that `hidden` leaves.
-
-    `hidden` [batch or 1, 1, rows, last keys] is about the last keys.
+    What `mask` is says `Mask.of_block`.
     """
-    last = hidden.shape[-1]
-    ceiling = torch.full(hidden.shape, math.inf, dtype=query.dtype).masked_fill_(hidden, -math.inf)
-    hidden, ceiling = (each.expand(len(query), query.shape[1], -1, -1) for each in (hidden, ceiling))
-    for place in product(*map(range, query.shape[:2])):
+    places = product(*map(range, query.shape[:2]))
+    if mask is None:
+        for place in places:
+            torch.amax(query[place] @ key[place].T, -1, out=found[place])
+        return
+    last = mask.shape[-1]
+    each = mask.expand(len(query), query.shape[1], -1, -1)
+    if query.dtype != torch.bfloat16:
+        for place in places:
+            torch.amax(masked(query[place] @ key[place].T, each[place]), -1, out=found[place])
+        return
+    ceiling = torch.full(mask.shape, math.inf, dtype=query.dtype).masked_fill_(mask, -math.inf).expand_as(each)
+    for place in places:
         scores = query[place] @ key[place].T
-        if scores.dtype == torch.bfloat16:
-            # Several times faster than to fill; what is not finite is looked at again in float32.
-            torch.minimum(scores[:, -last:], ceiling[place], out=scores[:, -last:])
-        else:
-            scores[:, -last:].masked_fill_(hidden[place], -math.inf)
+        # Several times faster than to fill; what is not finite is looked at again in float32.
+        torch.minimum(scores[:, -last:], ceiling[place], out=scores[:, -last:])
         torch.amax(scores, -1, out=found[place])
 
 
