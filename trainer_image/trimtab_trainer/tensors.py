@@ -1,7 +1,7 @@
 """Typed doors to the parts of PyTorch that its type stubs leave open."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, TypeVar, cast
 
 import torch
@@ -89,6 +89,16 @@ def floats(tensor: Tensor) -> list[float]:
 def backpropagate(loss: Tensor) -> None:
     """Add the gradient of `loss` to every parameter's `grad`."""
     loss.backward()  # pyright: ignore[reportUnknownMemberType]
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Inside, products are computed in the type of their factors; an autocast around it would round them."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+def in_backward_pass() -> bool:
+    """Whether this thread is computing a backward pass: a forward pass inside it repeats an earlier one."""
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def checkpointed(

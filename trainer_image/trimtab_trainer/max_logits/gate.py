@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trimtab_trainer.max_logits.logits import Logits
+from trimtab_trainer.tensors import floats
 
 GATE_MARGIN: Final = 1e-4
 """A log-sum-exp in few bits can lie just below the true maximum: by this share of it, or so much below 1."""
@@ -43,25 +44,35 @@ def gated_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float) -> tu
     if (blind := logits.mask.blind(log_sum_exp.shape[-1], log_sum_exp.device)) is not None:
         # Kernels return 0 for a row that sees nothing.
         log_sum_exp = log_sum_exp.masked_fill(blind, -math.inf)
-    largest = log_sum_exp.amax((0, 2))
-    # A non-finite bound stays as it is: the caller's finite gate must see it.
-    bound = torch.where(largest.isfinite(), largest + GATE_MARGIN * largest.abs().clamp(min=1), largest)
-    is_open = (bound > threshold) & bound.isfinite()
-    heads = is_open.nonzero().squeeze(-1)
-    if not len(heads):
-        return bound, is_open
-    opened = log_sum_exp if len(heads) == len(bound) else log_sum_exp.index_select(1, heads)
-    return bound.index_copy(0, heads, _maxima(logits, heads, opened).to(bound.dtype)), is_open
+    # A few numbers: operators on tensors of this size cost more than they compute.
+    bounds = [_bound(largest) for largest in floats(log_sum_exp.amax((0, 2)))]
+    is_open = [threshold < bound < math.inf for bound in bounds]
+    found, known = log_sum_exp.new_tensor(bounds), torch.tensor(is_open, device=log_sum_exp.device)
+    if not any(is_open):
+        return found, known
+    heads = known.nonzero().squeeze(-1)
+    opened = log_sum_exp if all(is_open) else log_sum_exp.index_select(1, heads)
+    return found.index_copy(0, heads, _maxima(logits, heads, opened).to(found.dtype)), known
+
+
+def _bound(log_sum_exp: float) -> float:
+    """What no logit exceeds; what is not finite stays as it is, for the caller's finite gate must see it."""
+    return log_sum_exp + _margin(log_sum_exp) if math.isfinite(log_sum_exp) else log_sum_exp
+
+
+def _margin(number: float) -> float:
+    return GATE_MARGIN * max(abs(number), 1.0)
 
 
 def _maxima(logits: Logits, heads: Tensor, log_sum_exp: Tensor) -> Tensor:
     """The largest logit of `heads`, given their `log_sum_exp` [batch, len(heads), queries]."""
     bounds, rows = log_sum_exp.topk(min(FIRST_ROWS, log_sum_exp.shape[-1]), -1)
     attained = logits.maxima_of_rows(rows, heads)
-    lower = attained - GATE_MARGIN * attained.abs().clamp(min=1)
-    unsure = bounds[..., -1].amax(0) >= lower
-    if rows.shape[-1] == log_sum_exp.shape[-1] or not unsure.any():
+    lowest = [one - _margin(one) for one in floats(attained)]
+    is_unsure = [left >= low for left, low in zip(floats(bounds[..., -1].amax(0)), lowest, strict=True)]
+    if rows.shape[-1] == log_sum_exp.shape[-1] or not any(is_unsure):
         return attained
+    lower, unsure = attained.new_tensor(lowest), torch.tensor(is_unsure, device=attained.device)
     candidates = (log_sum_exp >= lower[None, :, None]) & unsure[None, :, None]
     wide = candidates.sum((0, 2)) > FULL_PRODUCT_FRACTION * candidates.shape[0] * candidates.shape[2]
     few = unsure & ~wide

@@ -1,7 +1,6 @@
 """The attention kernels of PyTorch that also say how large the logits were, and which one a device has.
 
-Some return the log-sum-exp of every row, which brackets its largest logit; one returns the largest logit itself. The
-former are private, so each is used only where its signature is the one this module was written for.
+Some return the log-sum-exp of every row, which brackets its largest logit; one returns the largest logit itself.
 """
 
 from collections.abc import Callable
@@ -13,19 +12,9 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
+from trimtab_trainer.max_logits.operators import CPU_FLASH, CUDA_FLASH, known_operator
 from trimtab_trainer.model.visibility import Visibility
 
-_CPU_SCHEMA: Final = (
-    "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, "
-    "float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> "
-    "(Tensor output, Tensor logsumexp)"
-)
-_CUDA_SCHEMA: Final = (
-    "aten::_scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
-    "bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, "
-    "Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, "
-    "Tensor debug_attn_mask)"
-)
 _CUDA_LARGEST_HEAD: Final = 256
 _CUDA_HEAD_MULTIPLE: Final = 8
 _FLEX_SMALLEST_HEAD: Final = 16
@@ -80,9 +69,9 @@ def choose_kernel(case: AttentionCase, available: frozenset[Kernel]) -> Kernel:
 def available_kernels() -> frozenset[Kernel]:
     """The kernels that this PyTorch has, whatever the device."""
     found = {Kernel.PLAIN}
-    if _has_schema("_scaled_dot_product_flash_attention_for_cpu", _CPU_SCHEMA):
+    if known_operator(CPU_FLASH) is not None:
         found.add(Kernel.CPU_FLASH)
-    if _has_schema("_scaled_dot_product_flash_attention", _CUDA_SCHEMA):
+    if known_operator(CUDA_FLASH) is not None:
         found.add(Kernel.CUDA_FLASH)
     if torch.cuda.is_available() and hasattr(_flex_module(), "AuxRequest"):
         found.add(Kernel.FLEX)
@@ -155,11 +144,6 @@ def _mask_function(visibility: Visibility) -> Callable[[Tensor, Tensor, Tensor, 
         return seen
 
     return sees
-
-
-def _has_schema(name: str, schema: str) -> bool:
-    operation = getattr(torch.ops.aten, name, None)
-    return operation is not None and str(operation.default._schema) == schema  # noqa: SLF001
 
 
 @cache

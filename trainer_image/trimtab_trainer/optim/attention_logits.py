@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trimtab_trainer.max_logits import AttentionMask, Logits
+from trimtab_trainer.tensors import without_autocast
 
 
 def attention_logits(
@@ -28,8 +29,10 @@ def attention_logits(
         raise ValueError(
             f"query, key: {query.ndim} and {key.ndim} dimensions must be [batch, heads, tokens, dimension]"
         )
-    samples = max(len(query), len(key))
-    query, key = (each.detach().expand(samples, -1, -1, -1) for each in (query, key))
+    query, key = query.detach(), key.detach()
+    if len(query) != len(key):
+        samples = max(len(query), len(key))
+        query, key = query.expand(samples, -1, -1, -1), key.expand(samples, -1, -1, -1)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     mask = AttentionMask.of_call(attn_mask, query.shape[-2], key.shape[-2], causal=is_causal)
     if mask.adds or factor <= 0:
@@ -54,8 +57,7 @@ def largest_logits(
         ValueError: another number of dimensions.
     """
     logits = attention_logits(query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
-    # The caller's autocast would round the product to its own type again.
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         return finite_where_nothing_is_seen(logits.maxima())
 
 

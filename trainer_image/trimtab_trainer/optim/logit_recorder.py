@@ -1,5 +1,8 @@
 """The largest logit of every head of any model that attends with functions of PyTorch's own."""
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -9,48 +12,66 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from trimtab_trainer.fields import at_least, raise_if_any
-from trimtab_trainer.optim.attention_logits import largest_logits
+from trimtab_trainer.max_logits import AttentionTelemetry, measured_max_logit
+from trimtab_trainer.max_logits.kernel_calls import KernelCall, KernelCalls
+from trimtab_trainer.optim.attention_logits import attention_logits, finite_where_nothing_is_seen, largest_logits
 from trimtab_trainer.optim.multihead_logits import multihead_largest_logits
+from trimtab_trainer.tensors import in_backward_pass, without_autocast
 
 _POSITIONAL: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_ATTENTION: Final = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 
 class LogitRecorder(TorchFunctionMode):
     """While entered, attention leaves its largest logits here.
 
-    What is seen is `scaled_dot_product_attention` and `torch.nn.MultiheadAttention`.
+    What is seen is `scaled_dot_product_attention` and `torch.nn.MultiheadAttention`. Calls are taken for the layers in
+    turn, so that the forward passes of several micro-batches end in one maximum for each head. What activation
+    checkpointing computes again in the backward pass is not looked at. The attention itself is left as it is: PyTorch
+    computes it with the kernel that it chooses, and where that one returns its log-sum-exp, the largest logits come
+    nearly free. Attention of another kind is not seen: call `observe` for it.
 
-    Enter it around the forward pass alone: activation checkpointing attends again in the backward pass. Calls are
-    taken for the layers in turn, so that the forward passes of several micro-batches end in one maximum for each head.
-    The attention itself is left as it is. Attention of another kind is not seen: call `observe` for it.
+    `threshold` says, at each entry, from which number on QK-Clip must know the largest logit itself, as
+    `lambda: optimizer.lowest_threshold` does. For a head at or below it an upper bound will do, and costs still less.
+    Without it, and while `exact` is true, every head is measured exactly; that changes no bit of a head above the
+    threshold.
 
     An exception that leaves the block takes all that was noted in it along: a forward pass that broke off would shift
     the layers of the next one.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, threshold: Callable[[], float] | None = None) -> None:
         """`layers` attend in each forward pass; raises InvalidFields unless that is one at least."""
         super().__init__()
         raise_if_any((at_least("layers", layers, 1),))
+        self.exact = False
         self._layers = layers
-        self._maxima: list[Tensor] = []
+        self._threshold = threshold
+        self._lowest = -math.inf
+        self._noted: list[AttentionTelemetry] = []
         self._calls = 0
-        self._before: tuple[list[Tensor], int] = ([], 0)
+        self._before: tuple[list[AttentionTelemetry], int] = ([], 0)
 
     def max_logits(self) -> Tensor:
-        """Return the largest logits [layers, heads] since the last call, and begin anew.
+        """Return the largest logits [layers, heads] since the last call, or upper bounds, and begin anew.
 
         Raises:
             ValueError: attention was not computed a whole number of times in every layer; begins anew, too.
         """
-        maxima, calls = self._maxima, self._calls
-        self._maxima, self._calls = [], 0
+        return self.take().max_logit
+
+    def take(self) -> AttentionTelemetry:
+        """Return the same, and which of them are the largest logits themselves; raises ValueError likewise."""
+        noted, calls = self._noted, self._calls
+        self._noted, self._calls = [], 0
         if calls == 0 or calls % self._layers:
             raise ValueError(
                 f"layers: {self._layers} layers attended {calls} times in all; each must do so as often as the "
                 "others, by scaled_dot_product_attention or with a call of observe"
             )
-        return torch.stack(maxima)
+        return AttentionTelemetry(
+            max_logit=torch.stack([one.max_logit for one in noted]), exact=torch.stack([one.exact for one in noted])
+        )
 
     def observe(
         self,
@@ -61,20 +82,13 @@ class LogitRecorder(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> None:
-        """Note the attention of the next layer; see `largest_logits`."""
-        self._note(largest_logits(query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale))
-
-    def _note(self, maximum: Tensor) -> None:
-        layer = self._calls % self._layers
-        if self._calls < self._layers:
-            self._maxima.append(maximum)
-        else:
-            self._maxima[layer] = torch.maximum(self._maxima[layer], maximum)
-        self._calls += 1
+        """Note the attention of the next layer, exactly and from the whole product; see `largest_logits`."""
+        self._note_exact(largest_logits(query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale))
 
     def __enter__(self) -> "LogitRecorder":
         """Begin to see attention."""
-        self._before = list(self._maxima), self._calls
+        self._before = list(self._noted), self._calls
+        self._lowest = -math.inf if self._threshold is None else self._threshold()
         super().__enter__()
         return self
 
@@ -84,22 +98,80 @@ class LogitRecorder(TorchFunctionMode):
         """See no more; behind an exception, forget what was seen since the beginning."""
         super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType] untyped
         if kind is not None:
-            self._maxima, self._calls = self._before
+            self._noted, self._calls = self._before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Pass everything on, and note attention."""
         given = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            named = dict(zip(_POSITIONAL, args, strict=False)) | given
-            self.observe(
-                cast("Tensor", named["query"]),
-                cast("Tensor", named["key"]),
-                attn_mask=named.get("attn_mask"),
-                is_causal=bool(named.get("is_causal", False)),
-                scale=named.get("scale"),
-            )
-        elif func is F.multi_head_attention_forward:
-            self._note(multihead_largest_logits(args, given))
-        return func(*args, **given)
+        if func not in _ATTENTION:
+            return func(*args, **given)
+        if torch.compiler.is_compiling():
+            # A compiler follows no call of a kernel.
+            self._note_exact(_whole_product(func, args, given))
+            return func(*args, **given)
+        if in_backward_pass():
+            return func(*args, **given)
+        with KernelCalls() as calls:
+            output = func(*args, **given)
+        if calls.only is None:
+            self._note_exact(_whole_product(func, args, given))
+        else:
+            self._note(self._measured(_with_mask_of_booleans(calls.only, func, args, given)))
+        return output
+
+    @torch.no_grad()
+    def _measured(self, call: KernelCall) -> AttentionTelemetry:
+        logits = attention_logits(
+            call.query, call.key, attn_mask=call.attn_mask, is_causal=call.is_causal, scale=call.scale
+        )
+        with without_autocast(call.query.device.type):
+            found, known = measured_max_logit(logits, call.log_sum_exp, self._lowest, exact=self.exact)
+        if self._lowest == -math.inf:
+            # What opens no gate then is no number, and known as well as it can be.
+            known = torch.ones_like(known)
+        return AttentionTelemetry(finite_where_nothing_is_seen(found), known)
+
+    def _note_exact(self, max_logit: Tensor) -> None:
+        self._note(AttentionTelemetry(max_logit, torch.ones_like(max_logit, dtype=torch.bool)))
+
+    def _note(self, found: AttentionTelemetry) -> None:
+        layer = self._calls % self._layers
+        if self._calls < self._layers:
+            self._noted.append(found)
+        else:
+            self._noted[layer] = _larger(self._noted[layer], found)
+        self._calls += 1
+
+
+def _larger(one: AttentionTelemetry, other: AttentionTelemetry) -> AttentionTelemetry:
+    """The larger of two numbers of each head; it is exact if one is that is not the smaller."""
+    # A comparison with what is not a number is false.
+    kept, taken = ~(one.max_logit < other.max_logit), ~(other.max_logit < one.max_logit)
+    return AttentionTelemetry(torch.maximum(one.max_logit, other.max_logit), (one.exact & kept) | (other.exact & taken))
+
+
+def _whole_product(func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+    if func is F.multi_head_attention_forward:
+        return multihead_largest_logits(args, given)
+    named = _named(args, given)
+    return largest_logits(
+        cast("Tensor", named["query"]),
+        cast("Tensor", named["key"]),
+        attn_mask=named.get("attn_mask"),
+        is_causal=bool(named.get("is_causal", False)),
+        scale=named.get("scale"),
+    )
+
+
+def _with_mask_of_booleans(call: KernelCall, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> KernelCall:
+    """The call with its mask as the caller has it, where it only hides: under such a mask less is computed."""
+    if call.attn_mask is None or func is not F.scaled_dot_product_attention:
+        return call
+    mask = _named(args, given)["attn_mask"]
+    return replace(call, attn_mask=mask) if mask.dtype == torch.bool else call
+
+
+def _named(args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(_POSITIONAL, args, strict=False)) | given
