@@ -2,6 +2,8 @@
 
 import copy
 import math
+import pickle
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -33,7 +35,9 @@ from trimtab_trainer.optim import (
     MuonClip,
     MuonClipConfig,
     ParameterGroup,
+    ThresholdPoint,
     fused_projection,
+    logit_recorder,
     parameter_groups,
     separate_projections,
 )
@@ -55,6 +59,13 @@ def llama(key_heads: int = 2, **changed: Any) -> LlamaForCausalLM:
             if "q_proj" in name or "k_proj" in name:
                 parameter.normal_(0.0, 0.4)
     return model
+
+
+def exactly(model: nn.Module, *settings: Any) -> MuonClipOptimizer:
+    """An optimizer that measures the largest logit of every head."""
+    optimizer = MuonClipOptimizer(model, *settings)
+    optimizer.measure_exactly(exact=True)
+    return optimizer
 
 
 def tokens(seed: int = 0, samples: int = 3) -> Tensor:
@@ -93,18 +104,18 @@ CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_a_llamas_largest_logits_are_those_of_the_whole_matrix(key_heads: int, padded: bool) -> None:
     model = llama(key_heads)
-    optimizer = MuonClipOptimizer(model)
+    optimizer = exactly(model)
     present = torch.ones(3, TOKENS, dtype=torch.int64)
     present[1, -5:] = 0
     given = present if padded else None
     model(input_ids=tokens(), attention_mask=given)
     expected = whole_matrix(model, tokens(), given)
-    torch.testing.assert_close(optimizer.take_logits().double(), expected, rtol=2e-5, atol=1e-5)
+    torch.testing.assert_close(optimizer.take_logits().max_logit.double(), expected, rtol=2e-5, atol=1e-5)
 
 
 def test_micro_batches_end_in_one_maximum_and_evaluation_leaves_no_trace() -> None:
     model = llama()
-    optimizer = MuonClipOptimizer(model)
+    optimizer = exactly(model)
     parts = [tokens(seed) for seed in range(3)]
     for part in parts:
         model(input_ids=part)
@@ -112,7 +123,7 @@ def test_micro_batches_end_in_one_maximum_and_evaluation_leaves_no_trace() -> No
     model(input_ids=tokens(99, samples=30))
     model.train()
     expected = torch.stack([whole_matrix(model, part) for part in parts]).amax(0)
-    torch.testing.assert_close(optimizer.take_logits().double(), expected, rtol=2e-5, atol=1e-5)
+    torch.testing.assert_close(optimizer.take_logits().max_logit.double(), expected, rtol=2e-5, atol=1e-5)
     with pytest.raises(
         InvalidFields, match=r"model\.layers\.0\.self_attn: LlamaAttention was .* call model\.train\(\)"
     ):
@@ -124,18 +135,96 @@ def test_a_block_that_is_computed_again_for_its_gradient_is_seen_and_changes_not
     again.activation_checkpointing_enable({"use_reentrant": False})
     found: list[Tensor] = []
     for model in (plain, again):
-        optimizer = MuonClipOptimizer(model)
+        optimizer = exactly(model)
         model(input_ids=tokens(), labels=tokens()).loss.backward()
-        found.append(optimizer.take_logits())
+        found.append(optimizer.take_logits().max_logit)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_each_attention_is_measured_once_though_blocks_are_computed_again(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = llama(), Counter[str]()
+    if again:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    optimizer = MuonClipOptimizer(model)
+    real = logit_recorder.measured_max_logit
+
+    def counting(*arguments: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+        calls["measured"] += 1
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(logit_recorder, "measured_max_logit", counting)
+    monkeypatch.setattr(logit_recorder, "largest_logits", None)
+    for seed in range(3):
+        model(input_ids=tokens(seed), labels=tokens(seed)).loss.backward()
+    assert calls["measured"] == 3 * 2
+    assert optimizer.take_logits().max_logit.shape == (2, HEADS)
+
+
+def test_a_head_at_or_below_the_threshold_is_bounded_and_what_is_clipped_has_the_same_bits_either_way() -> None:
+    models = llama(), llama()
+    expected = whole_matrix(models[0], tokens())
+    threshold = float(expected.flatten().sort().values[3:5].mean())
+    settings = MuonClipConfig(
+        qk_clip_threshold=threshold / 2,
+        qk_clip_schedule=(ThresholdPoint(update=1, factor=2.0), ThresholdPoint(update=3, factor=1.0)),
+    )
+    gated, close = MuonClipOptimizer(models[0], settings), exactly(models[1], settings)
+    models[0](input_ids=tokens())
+    found = gated.take_logits()
+    assert found.record_name == "qk_max_logit_bound"
+    assert torch.equal(found.exact, expected > threshold)
+    torch.testing.assert_close(found.max_logit[found.exact].double(), expected[found.exact], rtol=2e-5, atol=1e-5)
+    assert ((found.max_logit >= expected) & (found.max_logit <= threshold))[~found.exact].all()
+
+    opened: list[int] = []
+    for number in range(4):
+        for model, optimizer in zip(models, (gated, close), strict=True):
+            optimizer.zero_grad()
+            model(input_ids=tokens(number), labels=tokens(number)).loss.backward()
+            taken = optimizer.take_logits()
+            opened += [int(taken.exact.sum())]
+            optimizer.agreed_logits = taken.max_logit
+            optimizer.step()
+            # As a framework does that restores its groups: the threshold is that of the next update.
+            optimizer.param_groups[0]["updates"] = optimizer.param_groups[1]["updates"] = number + 1
+        assert gated.telemetry is not None
+        assert close.telemetry is not None
+        assert torch.equal(gated.telemetry.qk_clip_gamma, close.telemetry.qk_clip_gamma)
+        assert (gated.telemetry.qk_clip_gamma < 1).any()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert opened[1::2] == [2 * HEADS] * 4
+    assert min(opened[::2]) < 2 * HEADS
+
+
+def test_the_threshold_is_that_of_the_update_which_the_groups_say_is_next() -> None:
+    points = (ThresholdPoint(update=1, factor=4.0), ThresholdPoint(update=4, factor=1.0))
+    optimizer = MuonClipOptimizer(llama(), MuonClipConfig(qk_clip_threshold=10.0, qk_clip_schedule=points))
+    assert optimizer.lowest_threshold == 40.0
+    for group in optimizer.param_groups:
+        group["updates"] = 2
+    assert optimizer.lowest_threshold == 20.0
+    assert optimizer.muon_clip.count == 2
+
+
+def test_a_watched_model_can_be_stored_whole_and_its_copy_measures_for_itself() -> None:
+    model = llama()
+    optimizer = MuonClipOptimizer(model)
+    copy_of_it = pickle.loads(pickle.dumps(model))
+    copy_of_it(input_ids=tokens())
+    with pytest.raises(InvalidFields, match="was not seen"):
+        optimizer.take_logits()
 
 
 def test_under_bfloat16_the_logits_are_those_of_the_rounded_queries_and_keys_not_rounded_again() -> None:
     model = llama()
-    optimizer = MuonClipOptimizer(model)
+    optimizer = exactly(model)
     with torch.autocast("cpu", torch.bfloat16):
         model(input_ids=tokens())
-    found, exact = optimizer.take_logits().double(), whole_matrix(model, tokens())
+    found, exact = optimizer.take_logits().max_logit.double(), whole_matrix(model, tokens())
     # Queries and keys are off by 2^-9 each; a product that is rounded, too, is a number of bfloat16.
     torch.testing.assert_close(found, exact, rtol=5e-2, atol=5e-2)
     assert not torch.equal(found, found.bfloat16().double())
@@ -297,7 +386,7 @@ def test_pytorchs_transformer_under_bfloat16_is_seen_as_it_computes() -> None:
     module = nn.MultiheadAttention(16, HEADS, batch_first=True)
     with torch.no_grad():
         module.in_proj_weight.normal_()
-    optimizer = MuonClipOptimizer(nn.ModuleDict({"attention": module}))
+    optimizer = exactly(nn.ModuleDict({"attention": module}))
     inputs = torch.randn(2, 5, 16)
     with torch.autocast("cpu", torch.bfloat16):
         module(inputs, inputs, inputs, need_weights=False)
@@ -306,7 +395,7 @@ def test_pytorchs_transformer_under_bfloat16_is_seen_as_it_computes() -> None:
         for weight in module.in_proj_weight.detach().chunk(3)[:2]
     )
     expected = (query @ key.mT / 2).amax((0, 2, 3))[None]
-    torch.testing.assert_close(optimizer.take_logits().double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(optimizer.take_logits().max_logit.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def gpt2() -> nn.Module:
@@ -380,9 +469,9 @@ def test_all_that_cannot_be_clipped_is_told_at_once() -> None:
 
 def test_normalised_queries_and_keys_are_watched_where_nothing_is_to_be_clipped() -> None:
     model = qwen()
-    optimizer = MuonClipOptimizer(model, MuonClipConfig(qk_clip_mode="disabled"))
+    optimizer = exactly(model, MuonClipConfig(qk_clip_mode="disabled"))
     model(input_ids=tokens(), labels=tokens()).loss.backward()
-    logits = optimizer.take_logits()
+    logits = optimizer.take_logits().max_logit
     assert logits.shape == (2, HEADS)
     # Both have a root mean square of 1 and 8 elements: no product can exceed 8 / sqrt(8).
     assert (logits > 0.5).all()
@@ -405,13 +494,13 @@ def test_a_fused_map_is_clipped_where_its_user_tells_what_makes_the_logits() -> 
         }
 
     fused = ParameterGroup(pattern="*.qkv_proj.weight", split=(32, 16, 16))
-    optimizer = MuonClipOptimizer(model, MuonClipConfig(groups=(fused,), qk_clip_threshold=15.0, **STILL), attention)
+    optimizer = exactly(model, MuonClipConfig(groups=(fused,), qk_clip_threshold=15.0, **STILL), attention)
     model(input_ids=tokens(), labels=tokens()).loss.backward()
-    optimizer.agreed_logits = optimizer.take_logits()
+    optimizer.agreed_logits = optimizer.take_logits().max_logit
     before = optimizer.agreed_logits[0]
     optimizer.step()
     model(input_ids=tokens())
-    after, hot = optimizer.take_logits()[0], before > 15
+    after, hot = optimizer.take_logits().max_logit[0], before > 15
     assert 0 < hot.sum() < HEADS
     torch.testing.assert_close(after[hot], torch.full_like(after[hot], 15), rtol=1e-9, atol=0)
 

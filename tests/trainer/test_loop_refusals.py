@@ -11,9 +11,11 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 from trimtab_trainer.config import DataConfig, PackingConfig, SourceKind, TelemetryConfig, TrainerConfig
+from trimtab_trainer.errors import BadConfig
 from trimtab_trainer.integrations.hugging_face import argument_problems, causal_inputs
 from trimtab_trainer.integrations.lightning import trainer_problems
 from trimtab_trainer.integrations.run import foreign_settings
+from trimtab_trainer.integrations.training import Learner, Training
 from trimtab_trainer.model import TransformerConfig
 from trimtab_trainer.optim import MuonClipConfig
 
@@ -116,8 +118,6 @@ def test_trainers_of_lightning_that_do_not_fit_are_named(changed: dict[str, Any]
         (replace(PLAIN, optimizer=MuonClipConfig(muon_lr=0.5)), "optimizer"),
         (replace(PLAIN, gradient_clip=0.5), "gradientClip"),
         (replace(PLAIN, precision="bfloat16"), "precision"),
-        (replace(PLAIN, telemetry=TelemetryConfig(every=3)), "telemetry.every"),
-        (replace(PLAIN, telemetry=TelemetryConfig(exact_max_logits=True)), "telemetry.exactMaxLogits"),
         (replace(PLAIN, model=TransformerConfig(sequence=32, width=64)), "model"),
         (
             replace(
@@ -135,8 +135,22 @@ def test_settings_that_nothing_would_obey_are_refused(config: TrainerConfig, fie
     assert problem.startswith(f"{field}: ")
 
 
-def test_how_often_the_health_of_the_weights_is_looked_at_is_obeyed() -> None:
-    assert not list(foreign_settings(replace(PLAIN, telemetry=TelemetryConfig(health_every=5))))
+def test_how_often_logits_and_the_health_of_the_weights_are_looked_at_is_obeyed() -> None:
+    telemetry = TelemetryConfig(health_every=5, every=3, exact_max_logits=True)
+    assert not list(foreign_settings(replace(PLAIN, telemetry=telemetry)))
+
+
+def test_how_often_logits_are_looked_at_is_refused_where_the_optimizer_looks_at_none() -> None:
+    telemetry = TelemetryConfig(every=3, exact_max_logits=True)
+    foundation: Any = SimpleNamespace(config=replace(PLAIN, telemetry=telemetry))
+    nothing: Any = None
+    model = torch.nn.Linear(2, 2)
+    learner = Learner(model, SGD(model.parameters()), None, lambda tokens, targets: tokens, 1.0)
+    with pytest.raises(BadConfig) as caught:
+        Training(learner, foundation, nothing, nothing)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "telemetry.every", "telemetry.exactMaxLogits",
+    ]  # fmt: skip
 
 
 def test_a_causal_model_that_shifts_labels_itself_predicts_each_target_from_its_token() -> None:

@@ -1,16 +1,17 @@
 """Which modules of a model attend, what makes their logits, and how large those became in a step."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
+from trimtab_trainer.max_logits import AttentionTelemetry
 from trimtab_trainer.optim import LogitRecorder, latent_projections, multihead_attention, separate_projections
 
 _OF_HEADS: Final = re.compile(r"(^|_)(q|k|qk|query|key)(_|$|norm|layernorm)")
@@ -60,29 +61,39 @@ class LogitWatch:
     """Notes the largest logits of some modules while they train, by hooks around their forward passes.
 
     Evaluation leaves no trace. What a module computes stays as it is, and its attention must be computed by
-    `scaled_dot_product_attention` or `torch.nn.MultiheadAttention`.
+    `scaled_dot_product_attention` or `torch.nn.MultiheadAttention`. `threshold` is that of `LogitRecorder`.
     """
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, AttentionHeads]) -> None:
+    def __init__(self, model: nn.Module, layers: Mapping[str, AttentionHeads], threshold: Callable[[], float]) -> None:
         """Begin to watch; raises InvalidFields for layers that attend in another way or differ in their heads."""
         raise_if_any(watch_problems(model, layers))
         self._modules = {name: model.get_submodule(name) for name in layers}
-        self._recorders = {name: LogitRecorder(1) for name in layers}
+        self._recorders = {name: LogitRecorder(1, threshold) for name in layers}
         for name, module in self._modules.items():
             module.register_forward_pre_hook(partial(_enter, self._recorders[name]))
             module.register_forward_hook(partial(_leave, self._recorders[name]), always_call=True)
 
-    def take(self) -> Tensor:
+    def measure_exactly(self, *, exact: bool) -> None:
+        """Say whether every head is measured exactly from now on, not only those above the threshold."""
+        for recorder in self._recorders.values():
+            recorder.exact = exact
+
+    def take(self) -> AttentionTelemetry:
         """Return the largest logits [layers, heads] since the last call, of all micro-batches, and begin anew.
 
         Raises:
             InvalidFields: a layer was not seen to attend.
         """
-        return torch.cat([self._taken(name) for name in self._recorders]) if self._recorders else torch.zeros(0, 0)
+        taken = [self._taken(name) for name in self._recorders]
+        if not taken:
+            return AttentionTelemetry(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool))
+        return AttentionTelemetry(
+            max_logit=torch.cat([one.max_logit for one in taken]), exact=torch.cat([one.exact for one in taken])
+        )
 
-    def _taken(self, name: str) -> Tensor:
+    def _taken(self, name: str) -> AttentionTelemetry:
         try:
-            return self._recorders[name].max_logits()
+            return self._recorders[name].take()
         except ValueError as error:
             kind = type(self._modules[name]).__name__
             problem = (

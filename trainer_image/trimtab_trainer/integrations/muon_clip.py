@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.integrations.attention_layers import LogitWatch, attention_layers, watch_problems
+from trimtab_trainer.max_logits import AttentionTelemetry
 from trimtab_trainer.optim import MuonClip, MuonClipConfig, StepTelemetry, parameter_groups, routing_table
 from trimtab_trainer.optim.muon_clip import STATE_VERSION
 from trimtab_trainer.optim.shared_results import Peers
@@ -52,7 +53,7 @@ class MuonClipOptimizer(Optimizer):
         except InvalidFields as error:
             raise InvalidFields((*own_clips, *error.problems, *watch_problems(model, layers))) from error
         raise_if_any(own_clips)
-        self._watch = LogitWatch(model, layers)
+        self._watch = LogitWatch(model, layers, lambda: self.lowest_threshold)
         self._places = self._where()
         self._peers: Peers | None = None
         self.agreed_logits: Tensor | None = None
@@ -80,14 +81,30 @@ class MuonClipOptimizer(Optimizer):
         """What updates the parameters as they lie now."""
         return self._muon_clip
 
+    @property
+    def lowest_threshold(self) -> float:
+        """See `MuonClip.lowest_threshold`."""
+        self._recount()
+        return self._muon_clip.lowest_threshold
+
+    def measure_exactly(self, *, exact: bool) -> None:
+        """Say whether the largest logit of every head is measured from now on, not only where one may be clipped.
+
+        It changes no bit of an update.
+        """
+        self._watch.measure_exactly(exact=exact)
+
     def divide(self, peers: Peers) -> None:
         """See `MuonClip.divide`."""
         self._follow()
         self._peers = peers
         self._muon_clip.divide(peers)
 
-    def take_logits(self) -> Tensor:
-        """Return this process's largest logits [layers, heads] since the last update; see `LogitWatch.take`."""
+    def take_logits(self) -> AttentionTelemetry:
+        """Return this process's largest logits [layers, heads] since the last update; see `LogitWatch.take`.
+
+        Of a head that is at or below the thresholds of the next update they may be upper bounds.
+        """
         return self._watch.take()
 
     @overload
@@ -106,13 +123,14 @@ class MuonClipOptimizer(Optimizer):
         muon, adamw = self.param_groups
         if any(parameter.grad is not None for group in (muon, adamw) for parameter in group["params"]):
             self._follow()
+            self._recount()
             inner, settings = self._muon_clip, self._muon_clip.config
-            if inner.count != muon["updates"]:
-                inner.load_state_dict({**inner.state_dict(), "count": muon["updates"]})
             inner.set_lr(muon["lr"] / settings.muon_lr, adamw["lr"] / settings.adamw_lr)
             device = next(iter(self._trained.values())).device
             agreed, self.agreed_logits = self.agreed_logits, None
-            logits = _over_all_processes(self.take_logits().to(device)) if agreed is None else agreed.to(device)
+            logits = (
+                _over_all_processes(self.take_logits().max_logit.to(device)) if agreed is None else agreed.to(device)
+            )
             self.telemetry = inner.step(logits)
             muon["updates"] = adamw["updates"] = inner.count
         return loss
@@ -141,6 +159,12 @@ class MuonClipOptimizer(Optimizer):
         if self._peers is not None:
             moved.divide(self._peers)
         self._show_state()
+
+    def _recount(self) -> None:
+        """Take the number of updates from the groups, in which a framework restores it."""
+        inner, updates = self._muon_clip, self.param_groups[0]["updates"]
+        if inner.count != updates:
+            inner.load_state_dict({**inner.state_dict(), "count": updates})
 
     def _where(self) -> list[int]:
         return [parameter.data_ptr() for parameter in self._trained.values()]

@@ -28,10 +28,6 @@ _OF_THE_REFERENCE_TRAINER: Final = {
 """Fields of the configuration that a program of its own decides itself, with the names they have in YAML."""
 
 
-_OF_THE_REFERENCE_MODEL = {"every": "every", "exact_max_logits": "exactMaxLogits"}
-"""Likewise of `telemetry`: of when the reference model computes a bound of a head's largest logit instead."""
-
-
 class Run:
     """What `spec.trainer.config` says of a run, and the training once it has begun."""
 
@@ -132,9 +128,6 @@ def foreign_settings(config: TrainerConfig) -> Iterator[str]:
     for name, shown in _OF_THE_REFERENCE_TRAINER.items():
         if getattr(config, name) != getattr(plain, name):
             yield f"{shown}: only the reference trainer obeys it; take it out, and set it in your own program"
-    for name, shown in _OF_THE_REFERENCE_MODEL.items():
-        if getattr(config.telemetry, name) != getattr(plain.telemetry, name):
-            yield f"telemetry.{shown}: MuonClip measures every head's largest logit at every step here; take it out"
     shape = TransformerConfig(vocab_size=config.model.vocab_size, sequence=config.model.sequence)
     if config.model != shape:
         yield "model: of a program of your own only sequence and vocabSize are read; take the other fields out"

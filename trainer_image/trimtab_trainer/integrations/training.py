@@ -17,13 +17,16 @@ from trimtab_trainer.assembly import Foundation, assemble_around
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.checkpointing import TrainingState
 from trimtab_trainer.collectives import World
-from trimtab_trainer.config import TrainerConfig
+from trimtab_trainer.config import TelemetryConfig, TrainerConfig
 from trimtab_trainer.data import targets_of
-from trimtab_trainer.errors import WorldEnded
+from trimtab_trainer.errors import BadConfig, WorldEnded
+from trimtab_trainer.exact_steps import ExactSteps
 from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.health_metrics import HealthMetrics, Metrics
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
+from trimtab_trainer.max_logits import AttentionTelemetry
+from trimtab_trainer.max_logits.telemetry import record_name
 from trimtab_trainer.optim import RateOverride, count_non_finite, first_non_finite
 from trimtab_trainer.process import Process
 from trimtab_trainer.session import Gate, Session
@@ -52,8 +55,8 @@ class _Measured:
     """A step's gradient before clipping, the same on all ranks, and this rank's own loss and largest logits."""
 
     loss: Tensor
-    logits: Tensor
-    """[layers, heads]; empty where no attention is watched."""
+    attention: AttentionTelemetry
+    """[layers, heads], on the CPU; empty where no attention is watched."""
 
     norm: float
     bad: str | None
@@ -99,6 +102,11 @@ class Training:
 
     def __init__(self, learner: Learner, foundation: Foundation, world: World, process: Process) -> None:
         """Assemble the world; raises BadConfig, InvalidFields, PeerLost."""
+        self._muon_clip = learner.optimizer if isinstance(learner.optimizer, MuonClipOptimizer) else None
+        telemetry = foundation.config.telemetry
+        if self._muon_clip is None and (problems := list(_logit_problems(telemetry))):
+            raise BadConfig(problems)
+        self._exact_steps = ExactSteps(1 if telemetry.exact_max_logits else telemetry.every)
         self._learner, self._world = learner, world
         self._optimizer = ResumableOptimizer(learner.optimizer, learner.scheduler, learner.model)
         trainee = Trainee(learner, foundation.config)
@@ -106,18 +114,18 @@ class Training:
         state = TrainingState(learner.model, self._optimizer)
         process.runtime = assemble_around(trainee, state, faults, foundation, world, process.terminating)
         self._session = Session(process.runtime)
-        self._muon_clip = learner.optimizer if isinstance(learner.optimizer, MuonClipOptimizer) else None
         if self._muon_clip is not None:
             self._muon_clip.divide(world)
             if world.rank == 0:
                 logger.info("parameters and their optimizers:\n%s", self._muon_clip.routing)
-        self._health = HealthMetrics(foundation.config.telemetry.health_every, _layers(trainee.named_parameters()))
+        self._health = HealthMetrics(telemetry.health_every, _layers(trainee.named_parameters()))
         self._batch: Batch | None = None
         self._losses: list[Tensor] = []
         self._measured: _Measured | None = None
         self._gate = Gate.UPDATE
         self._numbers: dict[str, float] = {}
         self._logits = torch.zeros(0, 0)
+        self._exact = True
         self._unscaled: list[float] | None = None
         self._schedule_before: dict[str, Any] | None = None
         self.ended: WorldEnded | None = None
@@ -146,6 +154,8 @@ class Training:
             for batch in self._session.batches():
                 self._batch = batch
                 self._losses.clear()
+                if self._muon_clip is not None:
+                    self._muon_clip.measure_exactly(exact=self._exact_steps.due(batch.attempt, batch.step))
                 yield batch
         except WorldEnded as end:
             if end.reason is not Reason.FINISHED:
@@ -164,24 +174,32 @@ class Training:
         norm = global_norm(tensors) if tensors else 0.0
         loss = torch.stack(self._losses).sum().float().cpu()
         finite = math.isfinite(norm)
-        logits = torch.zeros(0, 0) if self._muon_clip is None else self._muon_clip.take_logits().float().cpu()
+        attention = self._taken_logits()
         bad = "loss" if not bool(loss.isfinite()) else None
-        if bad is None and not bool(logits.isfinite().all()):
+        if bad is None and not bool(attention.max_logit.isfinite().all()):
             bad = "attention logits"
         if bad is None and not finite:
             bad = f"gradient of {first_non_finite(gradients)}"
-        self._measured = _Measured(loss, logits, norm, bad, 0 if finite else count_non_finite(tensors))
+        self._measured = _Measured(loss, attention, norm, bad, 0 if finite else count_non_finite(tensors))
+
+    def _taken_logits(self) -> AttentionTelemetry:
+        if self._muon_clip is None:
+            return AttentionTelemetry(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool))
+        taken = self._muon_clip.take_logits()
+        return AttentionTelemetry(taken.max_logit.float().cpu(), taken.exact.cpu())
 
     def gate(self) -> None:
         """Agree with all ranks on this step's update; where it must not happen, nothing is left to update from."""
         measured, batch = self._measured, self._batch
         assert measured is not None
         assert batch is not None
-        own = torch.cat((measured.loss.view(1), measured.logits.flatten()))
-        losses, logits = torch.stack(self._world.gather(own)).tensor_split([1], 1)
+        attention = measured.attention
+        inexact = (~attention.exact).any().float().view(1)
+        own = torch.cat((measured.loss.view(1), attention.max_logit.flatten(), inexact))
+        losses, logits, inexact = torch.stack(self._world.gather(own)).tensor_split([1, len(own) - 1], 1)
         # As large as can be what is not a number: a maximum may lose it.
         logits = logits.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf).amax(0)
-        self._logits = logits.view_as(measured.logits)
+        self._logits, self._exact = logits.view_as(attention.max_logit), not inexact.any()
         rate = self._learner.optimizer.param_groups[0]["lr"] * _factor(batch.step, batch.rate_override)
         self._numbers = {
             "loss": float(losses.mean()),
@@ -216,6 +234,8 @@ class Training:
             figures, by_layer = self._of_the_state()
             withheld = float(self._gate is Gate.WITHHOLD)
             self._session.report({**self._numbers, "skipped_update": withheld} | scalars | figures, vectors | by_layer)
+            if self._batch is not None:
+                self._exact_steps.done(self._batch.step, vectors.get("qk_clip_gamma"))
         self._measured, self._schedule_before = None, None
 
     def _of_the_update(self) -> tuple[dict[str, float], dict[str, Tensor]]:
@@ -224,7 +244,7 @@ class Training:
         scalars = {} if update is None else {"update_rms": update.update_rms}
         if not self._logits.numel():
             return scalars, {}
-        vectors = {"qk_max_logit": self._logits}
+        vectors = {record_name(exact=self._exact): self._logits}
         if update is None:
             return scalars, vectors
         gamma = update.qk_clip_gamma
@@ -259,6 +279,14 @@ class Training:
         if self._gate is Gate.UPDATE:
             self._optimizer.count += 1
             self._rates_again()
+
+
+def _logit_problems(telemetry: TelemetryConfig) -> Iterator[str]:
+    """Settings that nothing would obey under an optimizer that looks at no logits."""
+    plain = TelemetryConfig()
+    for name, shown in (("every", "every"), ("exact_max_logits", "exactMaxLogits")):
+        if getattr(telemetry, name) != getattr(plain, name):
+            yield f"telemetry.{shown}: only MuonClip measures logits; take it out, or train with MuonClipOptimizer"
 
 
 def _layers(parameters: Iterable[tuple[str, Tensor]]) -> list[list[str]]:

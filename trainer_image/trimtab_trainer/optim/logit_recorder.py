@@ -100,6 +100,10 @@ class LogitRecorder(TorchFunctionMode):
         if kind is not None:
             self._noted, self._calls = self._before
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy goes with a copied model, whose updates are not those that the threshold is of.
+        return self.__dict__ | {"_threshold": None}
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
