@@ -2,6 +2,7 @@
 
 `python -m benchmarks.divided_updates`. Two processes, each on a core and a thread of its own, exchange through gloo.
 Alone, one of them does all the work while the other waits; divided, each does its part. Both take turns in a round.
+Sharded, each has half of the rows of every matrix; the exchange overlaps the computation or is waited for.
 """
 
 import argparse
@@ -11,13 +12,17 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from trimtab_trainer.collectives import World
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from trimtab_trainer.collectives import GroupPeers, World
+from trimtab_trainer.optim import ShardedMuonClip, shard_plan
 from trimtab_trainer.optim.coefficients import QUINTIC
 from trimtab_trainer.optim.division import Task, assigned, matrix_cost
 from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, newton_schulz
@@ -49,6 +54,27 @@ def largest_share() -> float:
     return max(loads) / sum(loads)
 
 
+class WaitingPeers(GroupPeers):
+    """Peers with whom nothing is done while an exchange is under way."""
+
+    def trade_later(
+        self, outgoing: Tensor, sent: Sequence[int], incoming: Tensor, received: Sequence[int]
+    ) -> Callable[[], None]:
+        """Trade, and be done."""
+        super().trade_later(outgoing, sent, incoming, received)()
+        return lambda: None
+
+
+def sharded(gradients: dict[str, Tensor], mesh: DeviceMesh, peers: GroupPeers, round_bytes: int) -> ShardedMuonClip:
+    """An optimizer of the same matrices, of whose rows each rank has a part."""
+    parameters: dict[str, Tensor] = {}
+    for name, gradient in gradients.items():
+        parameters[name] = distribute_tensor(torch.zeros_like(gradient), mesh, [Shard(0)]).requires_grad_()
+        parameters[name].grad = distribute_tensor(gradient, mesh, [Shard(0)])
+    with patch.object(shard_plan, "ROUND_BYTES", round_bytes):
+        return ShardedMuonClip(parameters.items(), Matrices(parameters).attention(), SETTINGS, peers)
+
+
 class Rank:
     """One process: its optimizers, and what it orthogonalises."""
 
@@ -59,6 +85,10 @@ class Rank:
         self.alone = Matrices.with_gradients(gradients).muon_clip(gram=False)
         self.divided = Matrices.with_gradients(gradients).muon_clip(gram=False)
         self.divided.divide(world)
+        mesh, usual = init_device_mesh("cpu", (RANKS,)), shard_plan.ROUND_BYTES
+        self.overlapping = sharded(gradients, mesh, GroupPeers(), usual)
+        self.in_rounds = sharded(gradients, mesh, WaitingPeers(), usual)
+        self.at_once = sharded(gradients, mesh, WaitingPeers(), 1 << 40)
         dtype = COMPUTE_TYPES[SETTINGS.newton_schulz_dtype]
         self.shared = SharedResults(tasks(), world, dtype, torch.device("cpu"))
 
@@ -94,6 +124,9 @@ class Rank:
             "updated alone": (partial(self.alone.step, cold), False),
             "updated divided": (partial(self.divided.step, cold), True),
             "updated twice": (partial(self.alone.step, cold), True),
+            "sharded, overlapping": (partial(self.overlapping.step, cold), True),
+            "sharded, in rounds": (partial(self.in_rounds.step, cold), True),
+            "sharded, at once": (partial(self.at_once.step, cold), True),
         }
         taken: dict[str, list[float]] = {name: [] for name in variants}
         for _ in range(WARM_UP + count):
@@ -155,6 +188,18 @@ def main() -> None:
                 Figure(
                     f"the same ÷ on {RANKS} ranks that each do all",
                     ratios(taken["updated divided"], taken["updated twice"]),
+                ),
+                Figure(
+                    f"update of sharded matrices on {RANKS} ranks ÷ the same, waiting for each exchange",
+                    ratios(taken["sharded, overlapping"], taken["sharded, in rounds"]),
+                ),
+                Figure(
+                    "the same ÷ one that gathers all, computes all and deals all out",
+                    ratios(taken["sharded, overlapping"], taken["sharded, at once"]),
+                ),
+                Figure(
+                    "the same ÷ an update of whole matrices on one rank alone",
+                    ratios(taken["sharded, overlapping"], taken["updated alone"]),
                 ),
                 Figure("multiplications of the rank that has most to do ÷ all", (largest_share(),)),
                 Figure("orthogonalisation on one rank", tuple(taken["orthogonalised alone"]), "s"),

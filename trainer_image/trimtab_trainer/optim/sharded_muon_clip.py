@@ -196,7 +196,7 @@ class ShardedMuonClip:
         kind, name = key
         parameter = self._parameters[name]
         if kind == _WEIGHT:
-            return own_part(parameter)
+            return own_part(parameter).detach()
         return self._part(name, kind).zero_() if parameter.grad is None else own_part(parameter.grad)
 
     def _live_whole(self, key: Key) -> Tensor:
