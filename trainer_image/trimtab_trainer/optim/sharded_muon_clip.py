@@ -5,7 +5,6 @@ the ranks by what their updates cost, and each rank holds the moments of its own
 for a round: while it is updated, that of the next round arrives and that of the last one leaves.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,19 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trimtab_trainer.distributed_tensors import is_sharded, own_part, shard_problem, with_part
+from trimtab_trainer.distributed_tensors import is_sharded, shard_problem, with_part
 from trimtab_trainer.fields import raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.optim.checks import STATE_VERSION, attention_problems, name_problems, state_problems
 from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup
-from trimtab_trainer.optim.exchange import ShardPeers, exchange_later
+from trimtab_trainer.optim.exchange import ShardPeers
 from trimtab_trainer.optim.muon_clip import MuonClip, QueryKeyParameters, StepTelemetry, layer_names, whole_layer
-from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters, routing_problems
+from trimtab_trainer.optim.routing import Route, route_parameters, routing_problems
 from trimtab_trainer.optim.shard_plan import MASTERS, Key, ShardPlan
-from trimtab_trainer.optim.stages import rows_of
-
-_WEIGHT, _GRADIENT = "weight", "gradient"
-"""Kinds of tensors beside those of the state."""
+from trimtab_trainer.optim.shards import GRADIENT, WEIGHT, Shards
 
 
 class ShardedMuonClip:
@@ -55,7 +51,7 @@ class ShardedMuonClip:
             (*name_problems(named), *(shard_problem(name, each, peers.size, peers.rank) for name, each in named))
         )
         self._parameters = dict(named)
-        self._device = own_part(named[0][1]).device if named else torch.device("cpu")
+        self._shards = Shards(self._parameters, peers)
         standing = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in named}
         layers = [self._on(layer, standing) for layer in attention]
         raise_if_any(
@@ -69,10 +65,12 @@ class ShardedMuonClip:
             replace(route, parameter=self._parameters[route.name]) for route in routes
         )
         """Which optimizer updates which parameter, whichever rank does it."""
-        self._plan = ShardPlan.of(routes, layer_names(layers, standing), config, peers.size, self._device.type)
+        self._plan = ShardPlan.of(routes, layer_names(layers, standing), config, peers.size, self._shards.device.type)
         mine = self._plan.names_of(peers.rank)
         self._whole = {
-            name: torch.empty(each.shape, dtype=each.dtype, device=self._device) for name, each in named if name in mine
+            name: torch.empty(each.shape, dtype=each.dtype, device=self._shards.device)
+            for name, each in named
+            if name in mine
         }
         self._own = MuonClip(
             self._whole.items(),
@@ -145,10 +143,10 @@ class ShardedMuonClip:
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state: plain numbers, and sharded copies of the moments."""
-        parts = {(kind, name): self._part(name, kind) for kind, name in self._plan.state_keys}
+        parts = {(kind, name): self._shards.room((kind, name)) for kind, name in self._plan.state_keys}
         own = self._own.tensors()
         for keys in self._plan.state_rounds():
-            self._deal_later(keys, lambda key: own[key[0]][key[1]], parts.__getitem__)()
+            self._shards.deal_later(keys, lambda key: own[key[0]][key[1]], parts.__getitem__)()
         state: dict[str, Any] = {"version": STATE_VERSION, "count": self.count}
         state |= {kind: {} for kind, _ in self._plan.state_keys}
         for (kind, name), part in parts.items():
@@ -164,8 +162,8 @@ class ShardedMuonClip:
         raise_if_any(self._state_problems(state))
         own = self._own.tensors()
         for keys in self._plan.state_rounds():
-            self._gather_later(
-                keys, lambda key: self._part_of(state[key[0]][key[1]], key[1]), lambda key: own[key[0]][key[1]]
+            self._shards.gather_later(
+                keys, lambda key: self._shards.part_of(state[key[0]][key[1]], key), lambda key: own[key[0]][key[1]]
             )()
         self._own.load_state_dict({**self._own.state_dict(), "count": state["count"]})
 
@@ -180,30 +178,23 @@ class ShardedMuonClip:
 
     def _arrive(self, number: int, *, gradients: bool) -> Callable[[], None]:
         """Begin to put together the parameters of a round, and their gradients; the result waits for them."""
-        kinds = (_WEIGHT, _GRADIENT) if gradients else (_WEIGHT,)
+        kinds = (WEIGHT, GRADIENT) if gradients else (WEIGHT,)
         keys = [[(kind, name) for name in stage.arriving for kind in kinds] for stage in self._plan.rounds[number]]
-        return self._gather_later(keys, self._live_part, self._live_whole)
+        return self._shards.gather_later(keys, self._shards.part, self._live_whole)
 
     def _leave(self, number: int) -> Callable[[], None]:
         """Begin to deal out the parameters that are done behind a round; the result waits, and puts them in place."""
         rounds = self._plan.rounds[number]
-        keys = [[(_WEIGHT, name) for name in stage.leaving] for stage in rounds]
-        left = self._deal_later(keys, lambda key: self._whole[key[1]], self._live_part)
+        keys = [[(WEIGHT, name) for name in stage.leaving] for stage in rounds]
+        left = self._shards.deal_later(keys, lambda key: self._whole[key[1]], self._shards.part)
         self._forget(rounds[self._peers.rank].leaving)
         return left
-
-    def _live_part(self, key: Key) -> Tensor:
-        kind, name = key
-        parameter = self._parameters[name]
-        if kind == _WEIGHT:
-            return own_part(parameter).detach()
-        return self._part(name, kind).zero_() if parameter.grad is None else own_part(parameter.grad)
 
     def _live_whole(self, key: Key) -> Tensor:
         """Where a parameter of this rank, or its gradient, is put together: memory that it takes now."""
         kind, name = key
         whole = self._whole[name]
-        if kind == _WEIGHT:
+        if kind == WEIGHT:
             whole.untyped_storage().resize_(whole.nbytes)
             return whole
         whole.grad = torch.empty_like(whole)
@@ -215,57 +206,10 @@ class ShardedMuonClip:
             self._whole[name].grad = None
             self._whole[name].untyped_storage().resize_(0)
 
-    def _gather_later(
-        self, keys: Sequence[Sequence[Key]], part: Callable[[Key], Tensor], whole: Callable[[Key], Tensor]
-    ) -> Callable[[], None]:
-        """Begin to fill the `whole` tensors of this rank from the parts of all, given the keys of every rank."""
-        own, ranks = keys[self._peers.rank], range(self._peers.size)
-
-        def targets() -> list[list[Tensor]]:
-            wholes = [(name, whole((kind, name))) for kind, name in own]
-            return [[self._rows(name, each, rank) for name, each in wholes] for rank in ranks]
-
-        outgoing = [[part(key) for key in each] for each in keys]
-        lengths = [[self._length(key, rank) for key in own] for rank in ranks]
-        return exchange_later(self._peers, outgoing, lengths, targets, self._device)
-
-    def _deal_later(
-        self, keys: Sequence[Sequence[Key]], whole: Callable[[Key], Tensor], part: Callable[[Key], Tensor]
-    ) -> Callable[[], None]:
-        """Begin to fill the parts that this rank has, given the keys of the `whole` tensors of each rank."""
-        wholes = [(key[1], whole(key)) for key in keys[self._peers.rank]]
-        outgoing = [[self._rows(name, each, rank) for name, each in wholes] for rank in range(self._peers.size)]
-        lengths = [[self._length(key, self._peers.rank) for key in each] for each in keys]
-        return exchange_later(
-            self._peers, outgoing, lengths, lambda: [[part(key) for key in each] for each in keys], self._device
-        )
-
-    def _rows(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        start, stop = rows_of(self._parameters[name].shape[0], self._peers.size)[rank]
-        return whole[start:stop]
-
-    def _length(self, key: Key, rank: int) -> int:
-        """In bytes."""
-        kind, name = key
-        rows, *rest = self._parameters[name].shape
-        start, stop = rows_of(rows, self._peers.size)[rank]
-        return (stop - start) * math.prod(rest) * self._dtype(name, kind).itemsize
-
-    def _part(self, name: str, kind: str) -> Tensor:
-        """Room for what this rank has of a tensor."""
-        return torch.empty_like(own_part(self._parameters[name]), dtype=self._dtype(name, kind))
-
-    def _part_of(self, tensor: Tensor, name: str) -> Tensor:
-        return own_part(tensor) if is_sharded(tensor) else self._rows(name, tensor, self._peers.rank)
-
-    def _dtype(self, name: str, kind: str) -> torch.dtype:
-        own = self._parameters[name].dtype
-        return own if kind in {_WEIGHT, _GRADIENT} or own in MASTER_TYPES else torch.float32
-
     def _state_problems(self, state: Mapping[str, Any]) -> Iterator[str]:
         like: dict[str, dict[str, Tensor]] = {}
         for kind, name in self._plan.state_keys:
-            shape, dtype = self._parameters[name].shape, self._dtype(name, kind)
+            shape, dtype = self._parameters[name].shape, self._shards.dtype((kind, name))
             like.setdefault(kind, {})[name] = torch.empty(shape, dtype=dtype, device="meta")
         problems = list(state_problems(like, state))
         yield from problems
@@ -287,7 +231,7 @@ class ShardedMuonClip:
     def _root_mean_square(self, own: float) -> float:
         """Over Muon's updates of all ranks, given that of this rank."""
         elements = sum(route.parameter.numel() for route in self._own.routes if route.optimizer == "muon")
-        sums = torch.tensor([own**2 * elements, elements], dtype=torch.float64, device=self._device)
+        sums = torch.tensor([own**2 * elements, elements], dtype=torch.float64, device=self._shards.device)
         self._peers.sum(sums)
         return float((sums[0] / sums[1].clamp(min=1)).sqrt())
 
