@@ -1,5 +1,6 @@
 """MuonClip: Muon for hidden matrices, AdamW for the rest, QK-Clip after both (arXiv 2507.20534)."""
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,15 @@ from trimtab_trainer.optim.checks import (
     name_problems,
     state_problems,
 )
+from trimtab_trainer.optim.clip_effect import LARGEST_FACTOR, UPDATES, ClipEffect
 from trimtab_trainer.optim.config import MuonClipConfig, Optimizer
 from trimtab_trainer.optim.muon import Muon
 from trimtab_trainer.optim.qk_clip import hot_layers, layer_gamma, require_finite, scale_heads
 from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters, routing_problems
 from trimtab_trainer.optim.shared_results import Peers
 from trimtab_trainer.optim.weights import Weight, in_master
+
+logger = logging.getLogger(__name__)
 
 QueryKeyParameters = tuple[Sequence[Tensor], Sequence[Tensor]]
 """The parameters that make the queries and those that make the keys of a layer of multi-head attention."""
@@ -107,6 +111,7 @@ class MuonClip:
         self._adamw = AdamW(self._weights_of("adamw"), config)
         self._lr_scale = self._adamw_lr_scale = 1.0
         self._count = 0
+        self._clip_effect = ClipEffect()
 
     @property
     def count(self) -> int:
@@ -167,6 +172,7 @@ class MuonClip:
         require_finite(max_logits)
         self._count += 1
         gamma, hot = self._gamma(max_logits)
+        self._tell_of_vain_clips(max_logits, gamma, sorted(hot))
         return Update(self._count, self.lr, self.config.adamw_lr * self._adamw_lr_scale, gamma, hot)
 
     @torch.no_grad()
@@ -252,6 +258,22 @@ class MuonClip:
             return torch.ones_like(max_logits), frozenset()
         gamma = layer_gamma(max_logits, config.thresholds(self._count, len(self._layers)))
         return gamma, frozenset() if config.qk_clip_mode == "observe" else frozenset(hot_layers(gamma))
+
+    def _tell_of_vain_clips(self, max_logits: Tensor, gamma: Tensor, hot: Sequence[int]) -> None:
+        for layer, heads in self._clip_effect.seen(max_logits, gamma, hot):
+            # Where parameters are sharded, one rank has those of the layer, and it is enough that this one tells.
+            if names := sorted(self._names_of_layers[layer]):
+                logger.warning(
+                    "attention layer %d (%s): QK-Clip scaled heads %s in %d updates in a row, to %s of their logits or "
+                    "less each time, and the logits do not follow. If the model normalises queries and keys in its "
+                    "forward pass, set qk_clip_mode to disabled: scaling these weights only shrinks them. If not, one "
+                    "update adds more than a quarter of the threshold: raise it, or lower the learning rate",
+                    layer,
+                    ", ".join(names),
+                    heads,
+                    UPDATES,
+                    LARGEST_FACTOR,
+                )
 
 
 def whole_layer(layer: AttentionHeads | QueryKeyParameters) -> AttentionHeads:
