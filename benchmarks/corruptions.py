@@ -1,7 +1,8 @@
 """How many of a thousand damaged checkpoints are restored, by us and by a reader without hashes.
 
 `python -m benchmarks.corruptions`. Real checkpoints of two ranks from a real S3 server: flipped bits, zeroed pages,
-shards of another step or rank, truncated and missing objects, stale, edited and reverted manifests, drawn at random.
+shards of another step or rank, truncated and missing objects, stale, edited and reverted manifests, indexes that are
+damaged, edited or those of other objects, drawn at random. torch's reader reads no index, and is not given the latter.
 """
 
 import argparse

@@ -7,8 +7,9 @@ from random import Random
 
 import msgspec
 from trimtab_contract import keys
-from trimtab_contract.checkpoints import decode_manifest, encode_manifest
+from trimtab_contract.checkpoints import decode_manifest, encode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
+from trimtab_contract.slice_index import SliceIndex, decode_index, encode_index, index_name
 from trimtab_trainer.adapters.s3 import Destination, ObjectStore
 from trimtab_trainer.errors import ObjectMissing
 
@@ -31,6 +32,16 @@ class Kept:
     def shards(self) -> list[str]:
         """The objects that hold tensors."""
         return [name for name in self.objects if name.endswith(".distcp")]
+
+    @property
+    def indexes(self) -> list[str]:
+        """The objects that say which slices those have."""
+        return [index_name(name) for name in self.shards]
+
+    @property
+    def others(self) -> list[str]:
+        """All objects but those: their damage is of a kind of its own."""
+        return [name for name in self.objects if name not in self.indexes]
 
 
 def kept(store: ObjectStore, reference: CheckpointReference) -> Kept:
@@ -70,7 +81,7 @@ Corruption = Callable[[Random, Kept, Kept], Objects]
 
 
 def _flipped_bit(random: Random, whole: Kept, _other: Kept) -> Objects:
-    name = random.choice([name for name in whole.objects if name != keys.MANIFEST_NAME])
+    name = random.choice([name for name in whole.others if name != keys.MANIFEST_NAME])
     body = bytearray(whole.objects[name])
     body[random.randrange(len(body))] ^= 1 << random.randrange(8)
     return {**whole.objects, name: bytes(body)}
@@ -96,13 +107,13 @@ def _shards_exchanged_between_ranks(random: Random, whole: Kept, _other: Kept) -
 
 
 def _truncated(random: Random, whole: Kept, _other: Kept) -> Objects:
-    name = random.choice(list(whole.objects))
+    name = random.choice(whole.others)
     body = whole.objects[name]
     return {**whole.objects, name: body[: random.randrange(len(body))]}
 
 
 def _missing_object(random: Random, whole: Kept, _other: Kept) -> Objects:
-    name = random.choice(list(whole.objects))
+    name = random.choice(whole.others)
     return {key: body for key, body in whole.objects.items() if key != name}
 
 
@@ -135,6 +146,60 @@ def _reverted_version(random: Random, whole: Kept, other: Kept) -> Objects:
     )
 
 
+def _damaged_index(random: Random, whole: Kept, _other: Kept) -> Objects:
+    """An index with a flipped bit, cut short, or gone."""
+    name = random.choice(whole.indexes)
+    body = whole.objects[name]
+    if random.random() < 1 / 3:
+        return {key: kept_body for key, kept_body in whole.objects.items() if key != name}
+    if random.random() < 1 / 2:
+        return {**whole.objects, name: body[: random.randrange(len(body))]}
+    flipped = bytearray(body)
+    flipped[random.randrange(len(body))] ^= 1 << random.randrange(8)
+    return {**whole.objects, name: bytes(flipped)}
+
+
+def _index_of_another_object(random: Random, whole: Kept, other: Kept) -> Objects:
+    """An index that is sound, and that of another rank or step."""
+    own, another = random.sample(whole.indexes, 2)
+    source, name = (whole, another) if random.random() < 1 / 2 else (other, random.choice(whole.indexes))
+    return {**whole.objects, own: source.objects[name]}
+
+
+def _edited_index(random: Random, whole: Kept, _other: Kept) -> Objects:
+    """An index that leaves a slice out, or says of one that it begins or ends elsewhere, or is another one.
+
+    Half of the manifests say that this is the index that was saved.
+    """
+    shard = random.choice(whole.shards)
+    name, manifest = index_name(shard), decode_manifest(whole.objects[keys.MANIFEST_NAME])
+    slices = list(decode_index(whole.objects[name], shard, manifest.objects[shard]))
+    one, by = random.randrange(len(slices)), random.choice([-1, 1]) * random.randrange(1, 1 << 20)
+    part = slices[one]
+    slices[one : one + 1] = random.choice(
+        [
+            [],
+            [msgspec.structs.replace(part, offset=part.offset + by)],
+            [msgspec.structs.replace(part, length=part.length + by)],
+            [msgspec.structs.replace(part, sha256=slices[one - 1].sha256)],
+            [part, part],
+        ]
+    )
+    body = encode_index(SliceIndex(name=shard, sha256=manifest.objects[shard].sha256, slices=tuple(slices)))
+    if random.random() < 1 / 2:
+        return {**whole.objects, name: body}
+    stored = msgspec.structs.replace(manifest.objects[name], size=len(body), sha256=sha256_hex(body))
+    fitting = msgspec.structs.replace(manifest, objects={**manifest.objects, name: stored})
+    return {**whole.objects, name: body, keys.MANIFEST_NAME: encode_manifest(fitting)}
+
+
+INDEX_CORRUPTIONS: dict[str, Corruption] = {
+    "damaged index": _damaged_index,
+    "index of another object": _index_of_another_object,
+    "edited index": _edited_index,
+}
+"""What torch's own reader does not read: it takes these for sound, and the tensors are."""
+
 CORRUPTIONS: dict[str, Corruption] = {
     "flipped bit": _flipped_bit,
     "zeroed page": _zeroed_page,
@@ -145,6 +210,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "stale manifest": _stale_manifest,
     "edited manifest": _edited_manifest,
     "reverted version": _reverted_version,
+    **INDEX_CORRUPTIONS,
 }
 
 

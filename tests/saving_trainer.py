@@ -10,13 +10,27 @@ from trimtab_contract.checkpoints import (
     EvaluationProbe,
     FiniteScan,
     StoredObject,
+    StoredSlice,
     encode_manifest,
     sha256_hex,
 )
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.keys import RunId, checkpoint_prefix
+from trimtab_contract.slice_index import SliceIndex, encode_index, index_name
 
-OBJECTS = {"rank-000000.bin": b"weights", "rank-000001.bin": b"more weights"}
+WEIGHTS = {"rank-000000.bin": b"weights", "rank-000001.bin": b"more weights"}
+STORED = {
+    name: StoredObject(size=len(body), sha256=sha256_hex(body), rank=rank, index=index_name(name))
+    for rank, (name, body) in enumerate(WEIGHTS.items())
+}
+
+
+def _index(name: str) -> bytes:
+    whole = StoredSlice(name=name, offset=0, length=STORED[name].size, sha256=STORED[name].sha256)
+    return encode_index(SliceIndex(name=name, sha256=whole.sha256, slices=(whole,)))
+
+
+OBJECTS = WEIGHTS | {index_name(name): _index(name) for name in WEIGHTS}
 
 
 class Trainer:
@@ -51,9 +65,10 @@ class Trainer:
         for name, body in OBJECTS.items():
             if name != leave_out:
                 self.put(prefix + name, body[:-1] if name == cut else body)
-        stored = {
-            name: StoredObject(size=len(body), sha256=sha256_hex(body), rank=rank)
-            for rank, (name, body) in enumerate(OBJECTS.items())
+        stored = STORED | {
+            index_name(name): StoredObject(size=len(body), sha256=sha256_hex(body), rank=STORED[name].rank)
+            for name in WEIGHTS
+            for body in (OBJECTS[index_name(name)],)
         }
         manifest = CheckpointManifest(
             run=str(self.run),

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab_contract.checkpoints import CheckpointManifest, StoredSlice, TensorDescription, sha256_hex
+from trimtab_contract.checkpoints import (
+    CheckpointManifest,
+    StoredObject,
+    StoredSlice,
+    TensorDescription,
+    sha256_hex,
+)
+from trimtab_contract.errors import MalformedIndex
 from trimtab_contract.keys import MANIFEST_NAME
+from trimtab_contract.slice_index import covering, decode_index
 from trimtab_operator.run_state import CheckpointState
 from trimtab_operator.workload import trainer_config_text
 
@@ -97,6 +105,7 @@ def export_checkpoint(
     ]
     if wrong:
         raise CliError(f"{name}: {'; '.join(wrong)}.")
+    reading.locate()
     metadata = {"format": "pt", **{key: str(value) for key, value in origin.items()}}
     size, sha256 = _write(target, config, tensors, metadata, reading.bodies(output))
     changes = tuple(config_changes(manifest, trainer).values())
@@ -108,10 +117,32 @@ class _Reading:
 
     def __init__(self, store: ObjectStore, key: str, manifest: CheckpointManifest, name: str) -> None:
         self._store, self._prefix, self._name = store, key.removesuffix(MANIFEST_NAME), name
+        self._objects = manifest.objects
         self.tensors = model_tensors(manifest)
         if not self.tensors:
             raise CliError(f"{name}: it holds no tensor of a model.")
-        self._places = self._placed(manifest)
+        if manifest.schema == 1:
+            raise CliError(f"{name}: it is of schema 1, which has no hash for each tensor.")
+        for tensor_name, tensor in self.tensors.items():
+            if tensor.dtype not in ITEM_BYTES:
+                raise CliError(f"{name}: {tensor_name} is {tensor.dtype}, which safetensors files do not hold.")
+        self._places: dict[str, list[tuple[str, StoredSlice]]] = {}
+
+    def locate(self) -> None:
+        """Find the pieces of each tensor, in the order of their rows: these are dealt out in that of the ranks.
+
+        Raises CliError where there are none, or where an index is not what was saved.
+        """
+        found: dict[str, list[tuple[str, StoredSlice]]] = {name: [] for name in self.tensors}
+        for object_name, stored in sorted(self._objects.items(), key=lambda one: one[1].rank):
+            for part in self._slices(object_name, stored):
+                pieces = found.get(part.name.removeprefix(MODEL_PREFIX))
+                if pieces is not None:
+                    pieces.append((object_name, part))
+        absent = next((name for name, pieces in found.items() if not pieces), None)
+        if absent is not None:
+            raise CliError(f"{self._name}: no object holds {absent}.")
+        self._places = found
 
     def bodies(self, output: Output) -> Iterator[bytes]:
         """Each tensor's elements, piece by piece; raises CliError where a slice is not what was saved."""
@@ -131,20 +162,16 @@ class _Reading:
                 problem = f"its pieces have {rows} rows, the manifest says {rows_of(expected.shape)}"
                 raise CliError(f"{self._name}: tensor {name} is not whole: {problem}.")
 
-    def _placed(self, manifest: CheckpointManifest) -> dict[str, list[tuple[str, StoredSlice]]]:
-        """Where the pieces of each tensor lie, in the order of their rows: these are dealt out in that of the ranks."""
-        found: dict[str, list[tuple[str, StoredSlice]]] = {}
-        for object_name, stored in sorted(manifest.objects.items(), key=lambda one: one[1].rank):
-            for part in stored.slices:
-                found.setdefault(part.name.removeprefix(MODEL_PREFIX), []).append((object_name, part))
-        if manifest.schema == 1:
-            raise CliError(f"{self._name}: it is of schema 1, which has no hash for each tensor.")
-        for name, tensor in self.tensors.items():
-            if tensor.dtype not in ITEM_BYTES:
-                raise CliError(f"{self._name}: {name} is {tensor.dtype}, which safetensors files do not hold.")
-            if name not in found:
-                raise CliError(f"{self._name}: no object holds {name}.")
-        return {name: found[name] for name in self.tensors}
+    def _slices(self, name: str, stored: StoredObject) -> tuple[StoredSlice, ...]:
+        try:
+            if not stored.index:
+                return covering(name, stored, stored.slices) if stored.slices else ()
+            body = self._store.get(f"{self._prefix}{stored.index}")
+            if sha256_hex(body) != self._objects[stored.index].sha256:
+                raise CliError(f"{self._name}: object {stored.index} is not what was saved.")
+            return decode_index(body, name, stored)
+        except MalformedIndex as error:
+            raise CliError(f"{self._name}: {error}.") from error
 
 
 def _absent(rows: tuple[CheckpointRow, ...], job: str, step: int, attempt: int | None) -> str:

@@ -13,8 +13,9 @@ from trimtab_contract.errors import UNREADABLE, MalformedManifest, NewerManifest
 
 MAX_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 """What whoever judges a checkpoint keeps in memory of it at most."""
-SCHEMA = 2
-"""Of the manifests that are written. Schema 1, which knew no slices, is still read."""
+SCHEMA = 3
+"""Of the manifests that are written. Schema 1, which knew no slices, and 2, which had them itself, are still read."""
+_FIRST_WITH_INDEXES = 3
 
 
 Trigger = Literal["Initial", "Periodic", "Final", "Terminated", "Suspect"]
@@ -30,16 +31,18 @@ class StoredSlice(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
+class StoredObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One object under the checkpoint's prefix: bytes, SHA-256 of the whole, and the rank that wrote it.
 
-    `slices` cover the object from its first byte to its last, in order; there are none where only the whole can be
-    read: in `.metadata`, in what belongs to one rank alone, and in all objects of schema 1.
+    `index` names the object that lists its slices (`slice_index.SliceIndex`); in schema 2 they are here. They cover the
+    object from its first byte to its last, in order. There are none where only the whole can be read: in `.metadata`,
+    in what belongs to one rank alone, in indexes, and in all objects of schema 1.
     """
 
     size: int
     sha256: str
     rank: int
+    index: str = ""
     slices: tuple[StoredSlice, ...] = ()
 
 
@@ -129,10 +132,33 @@ def decode_manifest(body: bytes) -> CheckpointManifest:
         if not 1 <= schema <= SCHEMA:
             message = f"the manifest has schema {schema}, this version reads schemas 1 to {SCHEMA}: {_advice(schema)}"
             raise NewerManifest(message) if schema > SCHEMA else MalformedManifest(message)
-        return msgspec.json.decode(body, type=CheckpointManifest)
+        manifest = msgspec.json.decode(body, type=CheckpointManifest)
     except UNREADABLE as error:
         message = f"manifest cannot be decoded: {error}"
         raise MalformedManifest(message) from error
+    problem = _index_problem(manifest)
+    if problem:
+        raise MalformedManifest(problem)
+    return manifest
+
+
+def _index_problem(manifest: CheckpointManifest) -> str:
+    """What is wrong with where the slices of an object are listed; empty where nothing is."""
+    owners: dict[str, str] = {}
+    for name, stored in manifest.objects.items():
+        if stored.slices and manifest.schema >= _FIRST_WITH_INDEXES:
+            return f"object {name} lists slices in the manifest, which schema {manifest.schema} does in an index"
+        if not stored.index:
+            continue
+        if manifest.schema < _FIRST_WITH_INDEXES:
+            return f"object {name} has an index, which schema {manifest.schema} does not know"
+        index = manifest.objects.get(stored.index)
+        if index is None or index.index or index.rank != stored.rank:
+            return f"object {name} has the index {stored.index}, which is no index that rank {stored.rank} stored"
+        if stored.index in owners:
+            return f"objects {owners[stored.index]} and {name} have the same index {stored.index}"
+        owners[stored.index] = name
+    return ""
 
 
 def _advice(schema: int) -> str:

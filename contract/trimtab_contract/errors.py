@@ -5,6 +5,7 @@ ContractError
 ├── MalformedDirective  a directive or acknowledgement that cannot be read
 ├── MalformedManifest   a checkpoint manifest that cannot be read
 │   └── NewerManifest   one that a newer version wrote
+├── MalformedIndex      a slice index that cannot be read, or is not that of its object
 ├── MalformedJournal    a journal record that cannot be read
 └── InvalidPosition     a data position, order or skip range outside its bounds
 """
@@ -33,6 +34,10 @@ class MalformedManifest(ContractError):
 
 class NewerManifest(MalformedManifest):
     """A checkpoint manifest of a newer schema: what it describes may be sound, and is not to be touched."""
+
+
+class MalformedIndex(ContractError):
+    """The slices of a checkpoint's object are unreadable, are those of another one, or do not cover it."""
 
 
 class MalformedJournal(ContractError):

@@ -19,6 +19,7 @@ from operator_objects import training_job
 from rollback_trail import TrailOptions, rollback_trail
 from safetensors import safe_open
 from safetensors.torch import load_file
+from stored_slices import prefix_of, put_schema_2, with_index
 from trimtab_cli.__main__ import app
 from trimtab_cli.adapters.object_store import BucketAddress, ObjectStore
 from trimtab_cli.checkpoint_export import choose, export_checkpoint
@@ -29,6 +30,7 @@ from trimtab_cli.model_config import DEFAULTS
 from trimtab_cli.output import Format, Output
 from trimtab_cli.trail import read_trail
 from trimtab_contract.checkpoints import decode_manifest, encode_manifest, sha256_hex
+from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.keys import RunId, journal_record
 from trimtab_operator.resources import custom_resource_definitions
 from trimtab_operator.workload import trainer_config_text
@@ -57,6 +59,8 @@ TRAINER: dict[str, Any] = {
         "data": {"path": "/data"},
     },
 }
+OLDER = {**TRAINER, "config": {"model": {"width": 16, "layers": 1, "heads": 2, "sequence": 8}}}
+"""What the stored checkpoint of schema 2 was saved under."""
 SEEDS = {0: 1, 300: 2, 320: 3}
 
 
@@ -78,6 +82,10 @@ class Saved:
     def store(self) -> ObjectStore:
         return ObjectStore(BucketAddress(self.bucket, self.server.endpoint, ADMIN.access_key, ADMIN.secret_key))
 
+    @property
+    def trainer_store(self) -> TrainerStore:
+        return _trainer_store(self.server, self.bucket)
+
     def export(self, target: Path, step: int = 300, trainer: dict[str, Any] = TRAINER, **changes: Any) -> Any:
         row = replace(choose(self.rows, "demo", step, None, quarantined=True), **changes)
         return export_checkpoint(Output(Format.JSON), self.store, row, trainer, str(self.run), target)
@@ -89,10 +97,14 @@ class Saved:
         client.put_object(Bucket=self.bucket, Key=key, Body=bytes(body))
 
 
+def _trainer_store(server: ObjectStoreServer, bucket: str) -> TrainerStore:
+    return TrainerStore(bucket, endpoint=server.endpoint, access_key=ADMIN.access_key, secret_key=ADMIN.secret_key)
+
+
 def save(server: ObjectStoreServer, folder: Path) -> Saved:
     bucket, root = server.new_bucket("training"), f"team/{uuid.uuid4().hex}"
     run = RunId("lab", "demo", str(uuid.uuid4()))
-    store = TrainerStore(bucket, endpoint=server.endpoint, access_key=ADMIN.access_key, secret_key=ADMIN.secret_key)
+    store = _trainer_store(server, bucket)
     ranks = Ranks(store, folder, run_id=run, root=root)
     config = sha256_hex(trainer_config_text(TRAINER["config"]).encode())
     try:
@@ -167,7 +179,10 @@ def test_an_empty_folder_is_taken_and_an_occupied_one_or_a_file_is_not(saved: Sa
     assert left_in(tmp_path) == before
 
 
-@pytest.mark.parametrize(("name", "at"), [("__0_0.distcp", -1), ("rank-000001.json", 0), ("manifest.json", 20)])
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("__0_0.distcp", -1), ("__1_0.distcp.index.json", 9), ("rank-000001.json", 0), ("manifest.json", 20)],
+)
 def test_one_flipped_bit_anywhere_and_nothing_is_written(own_saved: Saved, tmp_path: Path, name: str, at: int) -> None:
     own_saved.damage(choose(own_saved.rows, "demo", 300, None, quarantined=False), name, at)
     with pytest.raises(CliError, match=r"step|Step 300 of attempt 1 is not exported: "):
@@ -191,6 +206,43 @@ def test_what_changes_after_it_was_verified_is_noticed_and_nothing_is_left(own_s
             Output(Format.JSON), Meddled(own_saved.store.address), row, TRAINER, str(own_saved.run), tmp_path / "out"
         )
     assert [one for one in left_in(tmp_path) if not one.startswith("world")] == []
+
+
+def test_an_index_that_changes_after_it_was_verified_is_noticed(own_saved: Saved, tmp_path: Path) -> None:
+    class Meddled(ObjectStore):
+        """A bucket in which somebody changes an index between its two readings."""
+
+        def get(self, key: str) -> bytes:
+            body = super().get(key)
+            return body.replace(b'"length":2', b'"length":1') if key.endswith(".index.json") else body
+
+    row = choose(own_saved.rows, "demo", 300, None, quarantined=False)
+    with pytest.raises(CliError, match=r"object __0_0.distcp.index.json is not what was saved"):
+        export_checkpoint(
+            Output(Format.JSON), Meddled(own_saved.store.address), row, TRAINER, str(own_saved.run), tmp_path / "out"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_index_that_is_that_of_another_object_exports_nothing(own_saved: Saved, tmp_path: Path) -> None:
+    store = own_saved.trainer_store
+    row = choose(own_saved.rows, "demo", 300, None, quarantined=False)
+    reference = CheckpointReference(key=row.key, sha256=row.sha256, step=300)
+    other = store.get(f"{prefix_of(reference)}__1_0.distcp.index.json")
+    forged = with_index(store, reference, "__0_0.distcp", other)
+    with pytest.raises(CliError, match=r"it indexes __1_0.distcp of SHA-256 .*, not __0_0.distcp of"):
+        own_saved.export(tmp_path / "out", sha256=forged.sha256)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_schema_2_is_exported_as_well(own_saved: Saved, tmp_path: Path) -> None:
+    reference = put_schema_2(own_saved.trainer_store, own_saved.root)
+    row = replace(own_saved.rows[0], key=reference.key, sha256=reference.sha256, step=reference.step)
+    export_checkpoint(Output(Format.JSON), own_saved.store, row, OLDER, "team/run/0b7c", tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    expected = new_state(7).model.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_disk_that_is_full_on_the_way_leaves_nothing_behind(saved: Saved, small_disk: Path) -> None:

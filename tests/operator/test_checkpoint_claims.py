@@ -7,9 +7,10 @@ import msgspec
 import pytest
 from object_store_fixture import ADMIN, ObjectStoreServer
 from run_states import attempts, incident, latch, run_state
-from saving_trainer import Trainer
+from saving_trainer import OBJECTS, STORED, WEIGHTS, Trainer
 from trimtab_contract.checkpoints import (
     FiniteScan,
+    StoredSlice,
 )
 from trimtab_contract.directives import CheckpointReference
 from trimtab_operator.adapters.s3 import S3CheckpointStore, S3CheckpointStores
@@ -19,6 +20,7 @@ from trimtab_operator.observation import CheckpointClaim
 from trimtab_operator.records import Rejections
 from trimtab_operator.run_state import Checkpoint, CheckpointState, RunState
 
+INDEX = "rank-000001.bin.index.json"
 SECRET = {"AWS_ACCESS_KEY_ID": ADMIN.access_key, "AWS_SECRET_ACCESS_KEY": ADMIN.secret_key}
 
 
@@ -59,7 +61,8 @@ async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
     assert claim.usable
     assert claim.attempt == 1
     assert claim.loss == 1.5
-    assert "sizes of 2 objects (19 bytes) agree" in claim.why
+    size = sum(map(len, OBJECTS.values()))
+    assert f"sizes of 4 objects ({size} bytes) agree" in claim.why
     assert [(one.key, one.sha256, one.store) for one in claim.evidence] == [
         (reference.key, reference.sha256, "checkpoint")
     ]
@@ -70,6 +73,9 @@ async def test_a_complete_checkpoint_is_usable_and_its_evidence_is_the_manifest(
     [
         (lambda one: one.save(leave_out="rank-000001.bin"), "object rank-000001.bin has no bytes instead of 12"),
         (lambda one: one.save(cut="rank-000000.bin"), "object rank-000000.bin has 6 bytes instead of 7"),
+        (lambda one: one.save(leave_out=INDEX), f"object {INDEX} has no bytes instead of {len(OBJECTS[INDEX])}"),
+        (lambda one: one.save(cut=INDEX), f"object {INDEX} has {len(OBJECTS[INDEX]) - 1} bytes"),
+        (lambda one: one.save(schema=2), "has an index, which schema 2 does not know"),
         (lambda one: one.save(replicas_agree=False), "replicas disagreed when it was saved"),
         (
             lambda one: one.save(finite=FiniteScan(nonfinite=3, tensors=("head",))),
@@ -89,6 +95,17 @@ async def test_a_checkpoint_that_cannot_be_trusted_is_refused_with_its_reason(
     (claim,) = await look(store, trainer, make(trainer))
     assert not claim.usable
     assert why in claim.why
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+async def test_what_an_older_version_saved_is_as_good(store: S3CheckpointStore, trainer: Trainer, schema: int) -> None:
+    older = {name: msgspec.structs.replace(STORED[name], index="") for name in WEIGHTS}
+    if schema == 2:
+        sliced = {"slices": (StoredSlice(name="head", offset=0, length=7, sha256=older["rank-000000.bin"].sha256),)}
+        older["rank-000000.bin"] = msgspec.structs.replace(older["rank-000000.bin"], **sliced)
+    (claim,) = await look(store, trainer, trainer.save(schema=schema, objects=older))
+    assert claim.usable
+    assert "sizes of 2 objects (19 bytes) agree" in claim.why
 
 
 async def test_what_a_newer_version_saved_is_neither_good_nor_bad(store: S3CheckpointStore, trainer: Trainer) -> None:

@@ -152,7 +152,7 @@ async def test_an_operator_that_was_killed_behind_the_manifest_leaves_what_the_n
     for name in OBJECTS:
         scene.trainer.client.delete_object(Bucket=scene.trainer.bucket, Key=scene.prefix + name)
     scene.trainer.client.delete_object(Bucket=scene.trainer.bucket, Key=scene.going.key)
-    for name in ("__0_0.distcp", "rank-000001.json", ".metadata"):
+    for name in ("__0_0.distcp", "__0_0.distcp.index.json", "rank-000001.json", ".metadata"):
         scene.trainer.put(scene.prefix + name, b"left")
     await scene.work()
     assert not [key for key in scene.stored() if key.startswith(scene.prefix)]

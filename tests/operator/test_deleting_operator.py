@@ -11,7 +11,7 @@ from object_store_fixture import ADMIN, ObjectStoreServer
 from operator_objects import guard_policy, training_job
 from redis_fixture import RedisServer
 from run_states import ack, run_state
-from saving_trainer import Trainer
+from saving_trainer import OBJECTS, Trainer
 from trimtab_contract.directives import ACK_FIELD, Ack, AckState, CheckpointReference, Directive, encode
 from trimtab_contract.journal import JournalRecord, Phase, parse_record
 from trimtab_contract.keys import RunId, ack_stream, checkpoints_prefix, metrics_stream
@@ -83,7 +83,7 @@ async def test_what_nothing_needs_goes_and_all_else_stays_whole(
     there = [item["Key"] for item in listed["Contents"]]
     for one in saved:
         left = sum(key.startswith(one.key.removesuffix("manifest.json")) for key in there)
-        assert left == (0 if one.key in deleted else left if one.key in announced else 3)
+        assert left == (0 if one.key in deleted else left if one.key in announced else len(OBJECTS) + 1)
 
 
 async def _train(ports: Ports, redis_server: RedisServer, run: RunId, saved: list[CheckpointReference]) -> None:

@@ -4,17 +4,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from breaking_store import BreakingStore
 from checkpoint_ranks import Ranks, image, new_state
 from object_store_fixture import ObjectStoreServer
-from trimtab_contract import keys
-from trimtab_contract.checkpoints import CheckpointManifest, decode_manifest, encode_manifest, sha256_hex
+from stored_slices import manifest_of, of_schema, prefix_of, put_schema_2, replaced, slices_of
+from trimtab_contract.checkpoints import encode_manifest, sha256_hex
 from trimtab_contract.directives import CheckpointReference
-from trimtab_trainer.adapters.s3 import ObjectStore
+from trimtab_contract.slice_index import index_name
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
@@ -42,20 +41,6 @@ def reference(ranks: Ranks) -> CheckpointReference:
     return ranks.saved([new_state(7), new_state(7)], 30)
 
 
-def prefix_of(reference: CheckpointReference) -> str:
-    return reference.key.removesuffix(keys.MANIFEST_NAME)
-
-
-def manifest_of(store: ObjectStore, reference: CheckpointReference) -> CheckpointManifest:
-    return decode_manifest(store.get(reference.key))
-
-
-def replaced(store: ObjectStore, reference: CheckpointReference, body: bytes) -> CheckpointReference:
-    """Another manifest under the same key, and the reference that fits it."""
-    store.put(reference.key, body)
-    return msgspec.structs.replace(reference, sha256=sha256_hex(body))
-
-
 def failure(ranks: Ranks, reference: CheckpointReference) -> RestoreFailed:
     """Restore over another state, which every rank must refuse and keep what it has."""
     states = [new_state(8), new_state(8)]
@@ -73,7 +58,7 @@ def test_slices_cover_their_object_hash_as_told_and_hold_every_tensor(
     for name, stored in manifest.objects.items():
         body, end = store.get(f"{prefix_of(reference)}{name}"), 0
         assert sha256_hex(body) == stored.sha256
-        for part in stored.slices:
+        for part in slices_of(store, reference, name):
             assert part.offset == end
             end += part.length
             assert sha256_hex(body[part.offset : end]) == part.sha256
@@ -100,22 +85,12 @@ def test_a_damaged_slice_is_named_with_its_object(
 ) -> None:
     key = f"{prefix_of(reference)}{SHARD}"
     body = bytearray(store.get(key))
-    damaged = manifest_of(store, reference).objects[SHARD].slices[-1]
+    damaged = slices_of(store, reference, SHARD)[-1]
     body[damaged.offset + damaged.length // 2] ^= 4
     store.put(key, bytes(body))
     told = failure(ranks, reference)
     assert (told.reason, told.object_name) == (RestoreFailure.OBJECT_DAMAGED, key)
     assert damaged.name in told.detail
-
-
-def test_a_slice_that_the_manifest_does_not_list_is_not_read(
-    ranks: Ranks, store: BreakingStore, reference: CheckpointReference
-) -> None:
-    manifest = manifest_of(store, reference)
-    shard = manifest.objects[SHARD]
-    fewer = {**manifest.objects, SHARD: msgspec.structs.replace(shard, slices=shard.slices[:-1])}
-    forged = replaced(store, reference, encode_manifest(msgspec.structs.replace(manifest, objects=fewer)))
-    assert failure(ranks, forged).reason == RestoreFailure.MANIFEST_INCONSISTENT
 
 
 def test_a_smaller_world_reads_every_shard_once_and_nothing_of_ranks_that_are_gone(
@@ -132,6 +107,7 @@ def test_a_smaller_world_reads_every_shard_once_and_nothing_of_ranks_that_are_go
     objects = manifest_of(store, reference).objects
     read = {name: sum(place.length for place in store.read if place.object_name == name) for name in objects}
     assert read == {name: 0 if name == "rank-000001.json" else stored.size for name, stored in objects.items()}
+    assert set(map(index_name, (SHARD, "__0_0.distcp"))) <= read.keys()
 
 
 def test_a_rank_that_needs_one_tensor_reads_only_its_slices(
@@ -144,11 +120,12 @@ def test_a_rank_that_needs_one_tensor_reads_only_its_slices(
     name = "model.head.weight"
     flat = {name: StagingRoom().copy(new_state(8).flat())[name]}
     reading = ShardReading(store.get(f"{prefix_of(reference)}{METADATA_NAME}"), flat)
+    reader.learn_slices(place.object_name for place in reading.tensors)
     store.read.clear()
     reader.read(reading.tensors, reading.load)
     expected = new_state(7).flat()[name]
     assert flat[name].numpy().tobytes() == expected.numpy().tobytes()
-    lengths = [part.length for stored in objects.values() for part in stored.slices if part.name == name]
+    lengths = [part.length for one in objects for part in slices_of(store, reference, one) if part.name == name]
     assert [place.length for place in store.read] == lengths
 
 
@@ -159,28 +136,23 @@ def test_a_request_that_breaks_off_goes_on_with_the_slice_it_broke_off_in(
     reader = VerifiedReader(
         store, prefix_of(reference), objects, time.monotonic() + 60, threading.Event(), lambda: None
     )
-    places = [Place(SHARD, part.offset, part.length) for part in objects[SHARD].slices]
+    slices = slices_of(store, reference, SHARD)
+    places = [Place(SHARD, part.offset, part.length) for part in slices]
+    reader.learn_slices([SHARD])
     handed: dict[Place, str] = {}
     store.read.clear()
     store.breaks_after = places[2].offset + places[2].length // 2
     reader.read(places, lambda place, body: handed.setdefault(place, sha256_hex(bytes(body))))
     assert list(handed) == places
-    assert list(handed.values()) == [part.sha256 for part in objects[SHARD].slices]
+    assert list(handed.values()) == [part.sha256 for part in slices]
     size = objects[SHARD].size
     assert store.read == [Place(SHARD, 0, size), Place(SHARD, places[2].offset, size - places[2].offset)]
-
-
-def without_slices(manifest: CheckpointManifest, schema: int) -> bytes:
-    fields: dict[str, Any] = msgspec.json.decode(encode_manifest(manifest))
-    for stored in fields["objects"].values():
-        del stored["slices"]
-    return msgspec.json.encode({**fields, "schema": schema})
 
 
 def test_a_checkpoint_of_the_first_schema_is_restored_and_verified_whole(
     ranks: Ranks, store: BreakingStore, reference: CheckpointReference
 ) -> None:
-    first = replaced(store, reference, without_slices(manifest_of(store, reference), 1))
+    first = replaced(store, reference, of_schema(manifest_of(store, reference), 1))
     states = [new_state(8), new_state(8)]
     ranks.restore(first, states)
     assert [image(state) for state in states] == [image(new_state(7))] * 2
@@ -189,11 +161,40 @@ def test_a_checkpoint_of_the_first_schema_is_restored_and_verified_whole(
     assert failure(ranks, first).object_name == key
 
 
+def test_a_checkpoint_that_a_version_of_schema_2_saved_is_restored_and_each_slice_is_verified(
+    ranks: Ranks, store: BreakingStore
+) -> None:
+    second = put_schema_2(store, ranks.root)
+    states = [new_state(8), new_state(8)]
+    ranks.restore(second, states)
+    assert [image(state) for state in states] == [image(new_state(7))] * 2
+    manifest = manifest_of(store, second)
+    damaged = manifest.objects[SHARD].slices[2]
+    key = f"{prefix_of(second)}{SHARD}"
+    body = bytearray(store.get(key))
+    body[damaged.offset + damaged.length // 2] ^= 4
+    store.put(key, bytes(body))
+    told = failure(ranks, second)
+    assert (told.reason, told.object_name) == (RestoreFailure.OBJECT_DAMAGED, key)
+    assert damaged.name in told.detail
+
+
+def test_slices_of_schema_2_must_cover_their_object(ranks: Ranks, store: BreakingStore) -> None:
+    second = put_schema_2(store, ranks.root)
+    manifest = manifest_of(store, second)
+    shard = manifest.objects[SHARD]
+    fewer = {**manifest.objects, SHARD: msgspec.structs.replace(shard, slices=shard.slices[:-1])}
+    forged = replaced(store, second, encode_manifest(msgspec.structs.replace(manifest, objects=fewer)))
+    told = failure(ranks, forged)
+    assert (told.reason, told.object_name) == (RestoreFailure.MANIFEST_INCONSISTENT, f"{prefix_of(second)}{SHARD}")
+    assert "its slices end at byte" in told.detail
+
+
 def test_a_manifest_of_a_newer_schema_is_refused_and_both_versions_are_named(
     ranks: Ranks, store: BreakingStore, reference: CheckpointReference
 ) -> None:
-    newer = replaced(store, reference, without_slices(manifest_of(store, reference), 3))
+    newer = replaced(store, reference, of_schema(manifest_of(store, reference), 4))
     told = failure(ranks, newer)
     assert told.reason == RestoreFailure.NEWER_SCHEMA, "whoever wrote it knew more: nothing is damaged"
-    assert "schema 3" in told.detail
-    assert "schemas 1 to 2" in told.detail
+    assert "schema 4" in told.detail
+    assert "schemas 1 to 3" in told.detail

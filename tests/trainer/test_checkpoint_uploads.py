@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 import pytest
 import torch
 from object_store_fixture import ADMIN, READER, Credentials, ObjectStoreServer
-from trimtab_contract.checkpoints import sha256_hex
+from trimtab_contract.checkpoints import StoredObject, sha256_hex
 from trimtab_trainer.adapters.s3 import Bytes, ObjectStore, Part, StoreTimeouts
 from trimtab_trainer.checkpointing.uploading import PART_BYTES, PARTS_IN_FLIGHT, ObjectUpload, Pace
 from trimtab_trainer.errors import StoreRefused, StoreUnavailable
@@ -66,9 +66,9 @@ def test_an_object_of_several_parts_arrives_whole_and_knows_its_slices(store: Sh
             upload.write(memoryview(BODY)[100:PART_BYTES])
             upload.write(BODY[PART_BYTES:])
     assert store.get("large") == BODY
-    stored = upload.stored(3)
-    assert (stored.size, stored.sha256, stored.rank) == (len(BODY), sha256_hex(BODY), 3)
-    assert [(part.name, part.offset, part.length, part.sha256) for part in stored.slices] == [
+    stored = upload.stored(3, "large.index.json")
+    assert stored == StoredObject(size=len(BODY), sha256=sha256_hex(BODY), rank=3, index="large.index.json")
+    assert [(part.name, part.offset, part.length, part.sha256) for part in upload.slices] == [
         ("first", 0, 100, sha256_hex(BODY[:100])),
         ("second", 100, len(BODY) - 100, sha256_hex(BODY[100:])),
     ]

@@ -202,7 +202,7 @@ class TestRefusedSaves:
             assert ranks.run(lambda rank: ranks.checkpointers[rank].flush(60)) == [False, False]
         (failed,) = ranks.drain(0)
         assert isinstance(failed, SaveFailed)
-        assert "more than 1000 are not read: it names every slice of every rank" in failed.detail
+        assert "more than 1000 are not read: it names every object of every rank, and every tensor" in failed.detail
         assert not [key for key in store.list(root) if key.endswith(keys.MANIFEST_NAME)]
 
     def test_a_state_that_is_not_finite_is_never_stored(
@@ -257,7 +257,7 @@ class TestDamage:
             pytest.param(lambda body: body + b"\0", id="longer"),
         ],
     )
-    @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "__1_0.distcp", "rank-000001.json"])
+    @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "__1_0.distcp.index.json", "rank-000001.json"])
     def test_a_damaged_object_is_never_loaded(
         self, world: Callable[..., Ranks], store: ObjectStore, damage: Callable[[bytes], bytes], name: str
     ) -> None:
@@ -283,9 +283,10 @@ class TestDamage:
     ) -> None:
         ranks = world()
         reference, other = ranks.saved(equal_states(7), 30), ranks.saved(equal_states(9), 40)
-        name = "__0_0.distcp"
-        store.put(f"{prefix_of(reference)}{name}", store.get(f"{prefix_of(other)}{name}"))
-        objects = {**manifest_of(store, reference).objects, name: manifest_of(store, other).objects[name]}
+        objects, theirs = (dict(manifest_of(store, one).objects) for one in (reference, other))
+        for name in ("__0_0.distcp", "__0_0.distcp.index.json"):
+            store.put(f"{prefix_of(reference)}{name}", store.get(f"{prefix_of(other)}{name}"))
+            objects[name] = theirs[name]
         forged = rewritten(store, reference, objects=objects)
         expect_failure(ranks, forged, RestoreFailure.CONTENT_MISMATCH)
 

@@ -158,11 +158,13 @@ def _expect_every_kind(killed_at: list[str]) -> None:
             "begin __0_0.distcp",
             "part of __0_0.distcp",
             "complete __0_0.distcp",
+            "put __0_0.distcp.index.json",
             "put rank-000000.json",
             "put .metadata",
             "put manifest.json",
             "get manifest.json",
             "read .metadata",
+            "read __0_0.distcp.index.json",
             "read __0_0.distcp",
         )
     ]

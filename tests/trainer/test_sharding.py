@@ -15,6 +15,7 @@ from object_store_fixture import ADMIN, ObjectStoreServer
 from safetensors.torch import load_file
 from server_process import free_ports
 from sharded_ranks import config, same, state_of, story
+from stored_slices import slices_of
 from trimtab_cli.adapters.object_store import BucketAddress
 from trimtab_cli.adapters.object_store import ObjectStore as CliStore
 from trimtab_cli.checkpoint_export import export_checkpoint
@@ -98,8 +99,9 @@ def test_a_sharded_world_trains_like_replicas_and_restores_what_either_saved(
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
     assert exported.tensors == len(expected)
-    manifest = decode_manifest(store.get(key))
-    pieces = Counter(part.name for one in manifest.objects.values() for part in one.slices)
+    reference = CheckpointReference(key=key, sha256=sha256, step=step)
+    names = decode_manifest(store.get(key)).objects
+    pieces = Counter(part.name for name in names for part in slices_of(store, reference, name))
     assert pieces["model.embedding.weight"] == RANKS
 
 

@@ -5,14 +5,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from breaking_store import BreakingStore
 from checkpoint_ranks import Ranks, image, new_state
 from object_store_fixture import ObjectStoreServer
+from stored_slices import slices_of
 from torch import Tensor
 from trimtab_contract import keys
-from trimtab_contract.checkpoints import StoredObject, decode_manifest
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
@@ -41,9 +42,11 @@ class Shard:
         pace = Pace(None, never)
         key = f"{name}/{layout.object_name}"
         with ObjectUpload(store, key, pace=pace, deadline=deadline, stopped=never) as upload:
-            self._metadata = layout.metadata([layout.write(flat, upload)])
-        objects: dict[str, StoredObject] = {layout.object_name: upload.stored(0)}
-        self._reader = VerifiedReader(store, f"{name}/", objects, deadline, never, lambda: None)
+            layout.write(flat, upload)
+        self._metadata = layout.metadata([[part.length for part in upload.slices]])
+        stored = msgspec.structs.replace(upload.stored(0), slices=upload.slices)
+        self._reader = VerifiedReader(store, f"{name}/", {layout.object_name: stored}, deadline, never, lambda: None)
+        self._reader.learn_slices([layout.object_name])
 
     def read(self, into: Tensor) -> bytes:
         """Fill a tensor; returns the bytes that it was loaded with, beside what arrived in it."""
@@ -117,9 +120,7 @@ def test_a_bit_that_flipped_in_a_large_tensor_is_found_and_the_live_state_stays(
     try:
         reference = ranks.saved([new_state(7, WIDE), new_state(7, WIDE)], 30)
         key = f"{reference.key.removesuffix(keys.MANIFEST_NAME)}__1_0.distcp"
-        largest = max(
-            decode_manifest(store.get(reference.key)).objects["__1_0.distcp"].slices, key=lambda part: part.length
-        )
+        largest = max(slices_of(store, reference, "__1_0.distcp"), key=lambda part: part.length)
         assert largest.length > 16_384
         body = bytearray(store.get(key))
         body[largest.offset + largest.length // 2] ^= 4

@@ -8,6 +8,8 @@ from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from trimtab_contract.checkpoints import StoredObject, StoredSlice
+from trimtab_contract.errors import MalformedIndex
+from trimtab_contract.slice_index import covering, decode_index
 
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.arrival import Apart, Arrived, Arriving, Room, together
@@ -56,6 +58,7 @@ class VerifiedReader:
     deadline: float
     stopped: threading.Event
     on_progress: Callable[[], None]
+    _slices: dict[Place, StoredSlice] = field(default_factory=dict[Place, StoredSlice])
     _moved: int = 0
     _room: Room = field(default_factory=Room)
     _failed: threading.Event = field(default_factory=threading.Event)
@@ -64,9 +67,30 @@ class VerifiedReader:
         """Where one object lies, which fits into memory."""
         return Place(name, 0, self.objects[name].size)
 
-    def places(self, chosen: Callable[[StoredSlice], bool]) -> list[Place]:
-        """Where the chosen ones of the manifest's slices lie."""
-        return [place for place, part in self._slices().items() if chosen(part)]
+    def learn_slices(self, names: Iterable[str]) -> None:
+        """Know where the slices of these objects begin and end: nothing of an object is read by slice before.
+
+        An index is verified whole before it is decoded. Slices that do not cover their object are refused.
+        """
+        owners: dict[str, str] = {}
+        for name in set(names) & self.objects.keys():
+            stored = self.objects[name]
+            if stored.index:
+                owners[stored.index] = name
+            elif stored.slices:
+                self._learn(name, name, lambda name=name, stored=stored: covering(name, stored, stored.slices))
+
+        def learn(place: Place, body: memoryview) -> None:
+            name = owners[place.object_name]
+            self._learn(place.object_name, name, lambda: decode_index(body, name, self.objects[name]))
+
+        self.read(map(self.whole, owners), learn)
+
+    def _learn(self, source: str, name: str, slices: Callable[[], Sequence[StoredSlice]]) -> None:
+        try:
+            self._slices.update({Place(name, part.offset, part.length): part for part in slices()})
+        except MalformedIndex as error:
+            raise RestoreFailed(RestoreFailure.MANIFEST_INCONSISTENT, self._key(source), str(error)) from error
 
     def read(self, wanted: Iterable[Place], use: Use, aside: Aside = together) -> None:
         """Read slices and whole objects, and hand each on as soon as it is known to be right; nothing else is read."""
@@ -77,7 +101,7 @@ class VerifiedReader:
         known = self._known()
         for place in (place for stretch in stretches for place in stretch):
             if place not in known:
-                detail = f"{place.length} bytes from {place.offset} on are no slice that the manifest lists"
+                detail = f"{place.length} bytes from {place.offset} on are no slice that is listed"
                 raise RestoreFailed(RestoreFailure.MANIFEST_INCONSISTENT, self._key(place.object_name), detail)
         with ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint-read") as pool:
             tasks = {pool.submit(self._stretch, stretch, known, use, aside) for stretch in stretches}
@@ -102,12 +126,7 @@ class VerifiedReader:
             self.whole(name): StoredSlice(name=name, offset=0, length=stored.size, sha256=stored.sha256)
             for name, stored in objects
         }
-        return whole | self._slices()
-
-    def _slices(self) -> dict[Place, StoredSlice]:
-        return {
-            Place(name, part.offset, part.length): part for name in self.objects for part in self.objects[name].slices
-        }
+        return whole | self._slices
 
     def _stretch(self, places: Sequence[Place], known: dict[Place, StoredSlice], use: Use, aside: Aside) -> None:
         self._read(places[0].object_name, [known[place] for place in places], use, aside)

@@ -74,8 +74,9 @@ class Restoration:
     ) -> Fetched:
         """Read what this rank needs, each slice verified before it is deserialised; raises RestoreFailed.
 
-        `into`, beside the live state, gives names, types and shapes, and is filled. `.metadata` and all plain values
-        are verified before the first of them is unpickled. Objects of schema 1 have no slices: they are fetched into
+        `into`, beside the live state, gives names, types and shapes, and is filled. `.metadata` is verified before it
+        is unpickled, and says from which objects this rank reads; only their indexes are read. All plain values are
+        verified before the first of them is unpickled. Objects of schema 1 have no slices: they are fetched into
         `folder` and verified whole before anything is loaded.
         """
         deadline = time.monotonic() + self.patience_seconds
@@ -186,7 +187,7 @@ def _told_tensor(tensors: Mapping[str, TensorDescription], name: str) -> str:
 
 def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, into: FlatState, own: list[Place]) -> Fetched:
     """`own` is where this rank's state lies, if it wrote one."""
-    metadata, values = reader.whole(METADATA_NAME), reader.places(lambda part: part.name not in manifest.tensors)
+    metadata = reader.whole(METADATA_NAME)
     bodies: dict[Place, bytes] = {}
     growing: dict[Place, GrowingSum | None] = {}
     checksum = GrowingChecksum(tensors_of(into).items())
@@ -204,10 +205,13 @@ def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, into: Fla
         for name in loaded.names:
             checksum.add(name, grown if loaded.as_it_arrived else None)
 
-    # All that is pickled is verified before the first of it is unpickled, and what is no tensor is pickled.
-    reader.read([metadata, *own, *values], keep)
+    reader.read([metadata, *own], keep)
     with _told():
-        reading = ShardReading(bodies[metadata], into)
+        reading = ShardReading(bodies.pop(metadata), into)
+    reader.learn_slices(place.object_name for place in (*reading.values, *reading.tensors))
+    # What is no tensor is pickled: all of it is verified before the first of it is unpickled.
+    reader.read(reading.values, keep)
+    with _told():
         for place in reading.values:
             reading.load(place, memoryview(bodies[place]))
         reader.read(reading.tensors, load, aside)

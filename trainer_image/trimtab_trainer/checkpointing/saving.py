@@ -24,6 +24,7 @@ from trimtab_contract.checkpoints import (
 )
 from trimtab_contract.config_record import ConfigRecord
 from trimtab_contract.directives import CheckpointReference, LearningRateOverride
+from trimtab_contract.slice_index import SliceIndex, encode_index, index_name
 
 from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing.coordination import Board
@@ -79,10 +80,10 @@ class SaveJob:
 
 
 class _Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank stored, or why it could not."""
+    """What a rank stored, or why it could not; `lengths` of the slices in its shard."""
 
     objects: dict[str, StoredObject] = {}
-    written: str = ""
+    lengths: tuple[int, ...] = ()
     measured: ShareMeasurement | None = None
     failed: str = ""
 
@@ -190,11 +191,18 @@ class SaveThread(threading.Thread):
         # A run that goes on from here after a crash must still be able to show how it got here.
         retried(self._prove, job.deadline, self._stopped)
         with self._uploading(job, job.layout.object_name) as shard:
-            written = job.layout.write(job.flat, shard)
+            job.layout.write(job.flat, shard)
             inspecting.result()
-        own = self._put(job, f"rank-{self._rank:06d}.json", job.rank_state)
-        objects = {job.layout.object_name: shard.stored(self._rank), **own}
-        return _Share(objects=objects, written=written, measured=self._measured(job))
+        objects = self._put_index(job, job.layout.object_name, shard)
+        objects |= self._put(job, f"rank-{self._rank:06d}.json", job.rank_state)
+        lengths = tuple(part.length for part in shard.slices)
+        return _Share(objects=objects, lengths=lengths, measured=self._measured(job))
+
+    def _put_index(self, job: SaveJob, name: str, shard: ObjectUpload) -> dict[str, StoredObject]:
+        """Store which slices the shard has: rank 0, and the manifest, could not hold those of all ranks."""
+        stored = shard.stored(self._rank, index_name(name))
+        index = SliceIndex(name=name, sha256=stored.sha256, slices=shard.slices)
+        return {name: stored, **self._put(job, stored.index, encode_index(index))}
 
     def _measured(self, job: SaveJob) -> ShareMeasurement | None:
         found = None if job.measured is None else awaited(job.measured, self._stopped)
@@ -217,7 +225,7 @@ class SaveThread(threading.Thread):
         try:
             bodies = self._board.wait(self._of_all(job, "objects"), job.deadline + PEER_GRACE_SECONDS)
             shares = _complete([msgspec.json.decode(body, type=_Share) for body in bodies])
-            metadata = job.layout.metadata([share.written for share in shares])
+            metadata = job.layout.metadata([share.lengths for share in shares])
             objects = {name: stored for share in shares for name, stored in share.objects.items()}
             objects |= self._put(job, METADATA_NAME, metadata)
             measured = [share.measured for share in shares if share.measured is not None]
@@ -272,7 +280,7 @@ def _readable(manifest: bytes) -> bytes:
     if len(manifest) > MAX_MANIFEST_BYTES:
         raise SaveBroken(
             f"the manifest would have {len(manifest)} bytes, and more than {MAX_MANIFEST_BYTES} are not read: it names "
-            "every slice of every rank; share the state among fewer ranks"
+            "every object of every rank, and every tensor; share the state among fewer ranks"
         )
     return manifest
 

@@ -10,10 +10,12 @@ import pickle
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO, IOBase
+from itertools import accumulate
 from pathlib import Path
+from sys import intern
 from typing import IO, Any, NamedTuple, Protocol, TypeGuard, cast
 
 import torch
@@ -28,7 +30,7 @@ from torch.distributed.checkpoint.filesystem import (
     _StorageInfo,  # pyright: ignore[reportPrivateUsage] the form of `.metadata` that DCP's own reader knows
     _StoragePrefix,  # pyright: ignore[reportPrivateUsage] how its plan names a rank's object
 )
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType] untyped path
 from torch.distributed.checkpoint.storage import WriteResult
@@ -44,11 +46,6 @@ METADATA_NAME = ".metadata"
 
 class Sink(Protocol):
     """Where a rank's share goes, from its first byte to its last."""
-
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-        ...
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Take bytes over; returns how many."""
@@ -75,47 +72,49 @@ class ShardLayout:
         local = writer.prepare_local_plan(planner.create_local_plan())
         # Plans come from the ranks of this world, over its own process group.
         plans = cast("list[SavePlan]", [_unpacked(text) for text in exchange(_packed(local))])
-        plans, self._metadata = planner.create_global_plan(plans)
-        self._plan = writer.prepare_global_plan(plans)[rank]
+        plans, metadata = planner.create_global_plan(plans)
+        plans = writer.prepare_global_plan(plans)
+        self._plan = plans[rank]
+        self._object_name = _object_name(self._plan)
+        # Of a world of a thousand ranks this is large, and no other rank needs it.
+        self._metadata = metadata if rank == 0 else Metadata({})
+        self._planned = [(_object_name(plan), _indexes(plan)) for plan in plans] if rank == 0 else []
 
     @property
     def object_name(self) -> str:
         """The object that holds this rank's share."""
-        return f"{cast('_StoragePrefix', self._plan.storage_data).prefix}0{DEFAULT_SUFFIX}"
+        return self._object_name
 
-    def write(self, flat: FlatState, sink: Sink) -> str:
-        """Write this rank's share of a copy to `object_name`; returns what rank 0 needs for `finish`.
+    def write(self, flat: FlatState, sink: Sink) -> None:
+        """Write this rank's share of a copy to `object_name`, a slice for each part of a tensor and each plain value.
 
         The form is the one that DCP's own reader knows. Raises SaveBroken, and what the sink raises.
         """
         planner = DefaultSavePlanner()
         planner.set_up_planner(flat, None, self._rank == 0)  # pyright: ignore[reportUnknownMemberType] untyped dict
-        items = sorted(planner.finish_plan(self._plan).items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
         try:
-            return _packed([self._written(item, planner.resolve_data(item), sink) for item in items])
+            for item in _in_order(planner.finish_plan(self._plan)):
+                with sink.slice(item.index.fqn):
+                    _write(planner.resolve_data(item), sink)
         except RuntimeError as error:
             raise SaveBroken(f"writing {self.object_name} failed: {error}") from error
 
-    def _written(self, item: WriteItem, data: Tensor | BytesIO, sink: Sink) -> WriteResult:
-        offset = sink.size
-        with sink.slice(item.index.fqn):
-            if isinstance(data, BytesIO):
-                sink.write(data.getbuffer())
-            else:
-                torch.save(_compact(data), cast("IO[bytes]", sink))
-        length = sink.size - offset
-        return WriteResult(item.index, length, _StorageInfo(self.object_name, offset, length))
+    def metadata(self, lengths: Sequence[Sequence[int]]) -> bytes:
+        """On rank 0: `.metadata`, from the lengths of the slices that each rank has written. Raises SaveBroken.
 
-    def metadata(self, results: list[str]) -> bytes:
-        """On rank 0: `.metadata`, from what every rank's `write` returned. Raises SaveBroken.
-
-        DCP has reported success for shards that were never written, so the results are counted.
+        DCP has reported success for shards that were never written, so the slices are counted.
         """
-        written = cast("list[list[WriteResult]]", [_unpacked(text) for text in results])
-        found = {result.index.fqn for share in written for result in share}
-        missing = self._metadata.state_dict_metadata.keys() - found
-        if missing:
-            raise SaveBroken(f"no shard holds {', '.join(sorted(missing))}")
+        written: list[list[WriteResult]] = []
+        for (name, indexes), own in zip(self._planned, lengths, strict=True):
+            if len(indexes) != len(own):
+                raise SaveBroken(f"{name} has {len(own)} slices, planned were {len(indexes)}")
+            ends = accumulate(own)
+            written.append(
+                [
+                    WriteResult(index, length, _StorageInfo(name, end - length, length))
+                    for index, length, end in zip(indexes, own, ends, strict=True)
+                ]
+            )
         memory = _Memory()
         try:
             _writer(memory).finish(dataclasses.replace(self._metadata), written)
@@ -278,6 +277,27 @@ def _same_elements(found: object, target: Tensor) -> TypeGuard[Tensor]:
 
 def _address(body: memoryview) -> int:
     return torch.frombuffer(body, dtype=torch.uint8).data_ptr()
+
+
+def _object_name(plan: SavePlan) -> str:
+    return f"{cast('_StoragePrefix', plan.storage_data).prefix}0{DEFAULT_SUFFIX}"
+
+
+def _in_order(plan: SavePlan) -> list[WriteItem]:
+    """In which order a rank writes its share: plain values first."""
+    return sorted(plan.items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
+
+
+def _indexes(plan: SavePlan) -> list[MetadataIndex]:
+    """Of what a rank writes, in its order. Names are the same objects for all ranks: pickle writes each but once."""
+    return [dataclasses.replace(item.index, fqn=intern(item.index.fqn)) for item in _in_order(plan)]
+
+
+def _write(data: Tensor | BytesIO, sink: Sink) -> None:
+    if isinstance(data, BytesIO):
+        sink.write(data.getbuffer())
+    else:
+        torch.save(_compact(data), cast("IO[bytes]", sink))
 
 
 def _compact(tensor: Tensor) -> Tensor:

@@ -118,9 +118,14 @@ class ObjectUpload:
             StoredSlice(name=name, offset=offset, length=self.size - offset, sha256=self._own.hexdigest())
         )
 
-    def stored(self, rank: int) -> StoredObject:
-        """What the manifest says of the object."""
-        return StoredObject(size=self.size, sha256=self._whole.hexdigest(), rank=rank, slices=tuple(self._slices))
+    @property
+    def slices(self) -> tuple[StoredSlice, ...]:
+        """Those written so far."""
+        return tuple(self._slices)
+
+    def stored(self, rank: int, index: str = "") -> StoredObject:
+        """What the manifest says of the object, whose slices the object `index` lists."""
+        return StoredObject(size=self.size, sha256=self._whole.hexdigest(), rank=rank, index=index)
 
     def _send_remembering(self) -> None:
         # torch makes a RuntimeError without its cause of whatever a file raises that it writes to.
