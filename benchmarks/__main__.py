@@ -16,6 +16,7 @@ PARTS = (
     "rollbacks",
     "session",
     "checkpoints",
+    "many_ranks",
     "corruptions",
     "journal",
     "memory",

@@ -1,5 +1,6 @@
 """The index of an object's slices: an object itself, verified whole, and read only for what this rank reads."""
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -7,17 +8,26 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+import torch
 from breaking_store import BreakingStore
 from checkpoint_ranks import Ranks, image, new_state
 from object_store_fixture import ObjectStoreServer
 from stored_slices import manifest_of, prefix_of, replaced, slices_of, with_index
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from trimtab_contract.checkpoints import StoredObject, StoredSlice, encode_manifest
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.slice_index import SliceIndex, encode_index, index_name
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.coordination import Board
 from trimtab_trainer.checkpointing.reading import Place
-from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout
+from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout, _packed
 from trimtab_trainer.errors import RestoreFailed, SaveBroken
 
 SHARD, OTHER = "__1_0.distcp", "__0_0.distcp"
@@ -219,6 +229,40 @@ def test_a_world_reads_only_the_indexes_of_objects_that_it_reads_from(
         assert store.read.count(whole[name]) == 2
     assert read.index(METADATA_NAME) < min(read.index(INDEX), read.index(OTHER_INDEX)) < first
     assert not [key for key in store.list(prefix) if "__4_" in key]
+
+
+def sharded_plans(ranks: int) -> list[str]:
+    """As all ranks tell them that have four rows of an embedding each."""
+    return [_packed(_sharded_plan(rank, ranks)) for rank in range(ranks)]
+
+
+def _sharded_plan(rank: int, ranks: int) -> SavePlan:
+    offsets = torch.Size([4 * rank, 0])
+    chunk = ChunkStorageMetadata(offsets=offsets, sizes=torch.Size([4, 8]))
+    data = TensorWriteData(
+        chunk=chunk, properties=TensorProperties(dtype=torch.float32), size=torch.Size([4 * ranks, 8])
+    )
+    item = WriteItem(index=MetadataIndex("embedding", offsets), type=WriteItemType.SHARD, tensor_data=data)
+    return SavePlan([item], planner_data={"embedding": ("embedding",)})
+
+
+def test_metadata_says_where_the_slices_of_all_ranks_lie_and_once_what_they_have_in_common() -> None:
+    layout = ShardLayout({}, rank=0, exchange=lambda _: sharded_plans(4))
+    found: Metadata = pickle.loads(layout.metadata([[100 + rank] for rank in range(4)]))
+    storage = {index.offset: stored for index, stored in found.storage_data.items()}
+    assert {offset: (stored.relative_path, stored.offset, stored.length) for offset, stored in storage.items()} == {
+        (4 * rank, 0): (f"__{rank}_0.distcp", 0, 100 + rank) for rank in range(4)
+    }
+    described = found.state_dict_metadata["embedding"]
+    assert isinstance(described, TensorStorageMetadata)
+    assert len({id(chunk.sizes) for chunk in described.chunks}) == 1
+    assert len({id(index.fqn) for index in found.storage_data}) == 1
+
+
+def test_a_rank_other_than_the_first_keeps_no_plan_but_its_own() -> None:
+    kept = {ranks: ShardLayout({}, rank=2, exchange=lambda _, ranks=ranks: sharded_plans(ranks)) for ranks in (4, 64)}
+    assert kept[64].object_name == "__2_0.distcp"
+    assert len(pickle.dumps(vars(kept[64]))) < 1.2 * len(pickle.dumps(vars(kept[4])))
 
 
 def test_a_rank_that_wrote_other_slices_than_were_planned_makes_no_metadata() -> None:
