@@ -1,7 +1,9 @@
 """The index of an object's slices: an object itself, verified whole, and read only for what this rank reads."""
 
+import gc
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -263,6 +265,32 @@ def test_a_rank_other_than_the_first_keeps_no_plan_but_its_own() -> None:
     kept = {ranks: ShardLayout({}, rank=2, exchange=lambda _, ranks=ranks: sharded_plans(ranks)) for ranks in (4, 64)}
     assert kept[64].object_name == "__2_0.distcp"
     assert len(pickle.dumps(vars(kept[64]))) < 1.2 * len(pickle.dumps(vars(kept[4])))
+
+
+def test_no_garbage_is_looked_for_while_the_plans_of_all_ranks_are_read(request: pytest.FixtureRequest) -> None:
+    collections: list[str] = []
+
+    def seen(phase: str, _info: object) -> None:
+        collections.append(phase)
+
+    def exchange(_own: str) -> list[str]:
+        plans = sharded_plans(200)
+        collections.clear()
+        return plans
+
+    request.addfinalizer(partial(gc.set_threshold, *gc.get_threshold()))
+    gc.set_threshold(20)
+    gc.callbacks.append(seen)
+    try:
+        layout = ShardLayout({}, rank=0, exchange=exchange)
+        assert len(collections) < 10
+    finally:
+        gc.callbacks.remove(seen)
+    assert gc.isenabled()
+    assert layout.metadata([[100]] * 200)
+    with pytest.raises(ValueError, match="invalid fill tensor-volume"):
+        ShardLayout({}, rank=0, exchange=lambda _: sharded_plans(4)[:3])
+    assert gc.isenabled()
 
 
 def test_a_rank_that_wrote_other_slices_than_were_planned_makes_no_metadata() -> None:

@@ -5,6 +5,7 @@ DCP detects no damage and unpickles: read only what was verified.
 
 import base64
 import dataclasses
+import gc
 import os
 import pickle
 import threading
@@ -72,14 +73,15 @@ class ShardLayout:
         planner.set_up_planner(flat, writer.storage_meta(), rank == 0)  # pyright: ignore[reportUnknownMemberType] untyped dict
         local = writer.prepare_local_plan(planner.create_local_plan())
         # Plans come from the ranks of this world, over its own process group.
-        plans = _unpacked(exchange(_packed(local)))
-        plans, metadata = planner.create_global_plan(plans)
-        plans = writer.prepare_global_plan(plans)
-        self._plan = plans[rank]
-        self._object_name = _object_name(self._plan)
-        # Of a world of a thousand ranks this is large, and no other rank needs it.
-        self._metadata = metadata if rank == 0 else Metadata({})
-        self._planned = [(_object_name(plan), _indexes(plan)) for plan in plans] if rank == 0 else []
+        texts = exchange(_packed(local))
+        with _uncollected():
+            plans, metadata = planner.create_global_plan(_unpacked(texts))
+            plans = writer.prepare_global_plan(plans)
+            self._plan = plans[rank]
+            self._object_name = _object_name(self._plan)
+            # Of a world of a thousand ranks this is large, and no other rank needs it.
+            self._metadata = metadata if rank == 0 else Metadata({})
+            self._planned = [(_object_name(plan), _indexes(plan)) for plan in plans] if rank == 0 else []
 
     @property
     def object_name(self) -> str:
@@ -141,7 +143,8 @@ class ShardReading:
     def __init__(self, metadata: bytes, into: FlatState) -> None:
         """`into` gives names, types and shapes, and is filled by `load`."""
         self._into = into
-        found = cast("Metadata", pickle.loads(metadata))  # noqa: S301 verified by the caller
+        with _uncollected():
+            found = cast("Metadata", pickle.loads(metadata))  # noqa: S301 verified by the caller
         self._planner = DefaultLoadPlanner()
         self._planner.set_up_planner(into, found, is_coordinator=True)  # pyright: ignore[reportUnknownMemberType] untyped dict
         plan = self._planner.finish_plan(self._planner.create_local_plan())
@@ -305,6 +308,18 @@ def _compact(tensor: Tensor) -> Tensor:
     """Without the rest of a larger storage of which the tensor is a view, for all of it would be saved."""
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     return tensor.detach() if whole else tensor.detach().clone()
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Where millions of objects are made that all stay: Python would look through them for garbage again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _packed(plan: SavePlan) -> str:
