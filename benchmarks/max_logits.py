@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from trimtab_trainer.max_logits import Logits, gated_max_logit
 from trimtab_trainer.model.attention import attention_with_log_sum_exp
 from trimtab_trainer.model.visibility import CAUSAL
+from trimtab_trainer.optim import LogitRecorder
 
 from benchmarks.figures import Figure, Measurement, ratios, write
 
@@ -77,6 +79,22 @@ class Bench:
         with torch.no_grad():
             gated_max_logit(self.logits, self.log_sum_exp, threshold)
 
+    def forward(self) -> Tensor:
+        """The attention of a model that knows nothing of logits."""
+        return F.scaled_dot_product_attention(self.query, self.key, self.value, is_causal=True)
+
+    def recorded(self, recorder: LogitRecorder) -> None:
+        """The same, and its largest logits."""
+        with recorder:
+            self.forward()
+        recorder.take()
+
+    def observed(self, recorder: LogitRecorder) -> None:
+        """The same, with the largest logits from the whole product."""
+        self.forward()
+        recorder.observe(self.query, self.key, is_causal=True)
+        recorder.take()
+
     def threshold(self, quantile: float) -> float:
         """Just above this quantile of the heads' maxima; below all of them for 0."""
         return -1e9 if quantile == 0 else float(self.maxima.quantile(quantile)) * 1.001
@@ -113,6 +131,37 @@ def figures_of(shape: Shape, count: int) -> tuple[Figure, ...]:
     )
 
 
+def figures_of_recorder(shape: Shape, count: int) -> tuple[Figure, ...]:
+    """What `LogitRecorder` adds to a forward pass ÷ forward and backward pass of the same round."""
+    bench = Bench(shape)
+    acts: dict[str, tuple[Callable[[], None], float | None]] = {}
+    for quantile in QUANTILES:
+        recorder = LogitRecorder(1, partial(bench.threshold, quantile))
+        acts[_where(quantile)] = partial(bench.recorded, recorder), _goal(quantile)
+    acts["every head exact"] = partial(bench.recorded, LogitRecorder(1)), ANY_GOAL
+    acts["every head exact by the whole product"] = partial(bench.observed, LogitRecorder(1)), None
+    taken: dict[str, list[float]] = {name: [] for name in acts}
+    attention: list[float] = []
+    for number in range(WARM_UP + count):
+        spent = seconds(bench.attention)
+        added = {name: _added(bench.forward, act) for name, (act, _) in acts.items()}
+        if number >= WARM_UP:
+            attention.append(spent)
+            for name, one in added.items():
+                taken[name].append(one)
+    return tuple(
+        Figure(f"{shape}: LogitRecorder, {name} ÷ attention", ratios(taken[name], attention), goal=goal)
+        for name, (_, goal) in acts.items()
+    )
+
+
+def _added(plain: Callable[[], object], more: Callable[[], object]) -> float:
+    """Processor time that `more` takes beyond `plain`, both twice and in turn, so that a drift cancels."""
+    order = (plain, more, more, plain)
+    first, second, third, last = (seconds(act) for act in order)
+    return (second + third - first - last) / 2
+
+
 def _where(quantile: float) -> str:
     if quantile in {0.0, 1.0}:
         return "τ below all heads" if quantile == 0 else "τ above all heads"
@@ -135,8 +184,13 @@ def main() -> None:
             about=f"The cost of knowing every head's largest logit as far as QK-Clip needs it, over {rounds} rounds in "
             "processor time, on the CPU's flash kernel; batch x heads x tokens x dimension. Heads' maxima run "
             "from a few to some hundred.",
-            figures=tuple(figure for shape in SHAPES for figure in figures_of(shape, rounds)),
-            notes=("A healthy run has τ far above nearly all heads; a threshold below them all happens to nobody.",),
+            figures=tuple(
+                figure for shape in SHAPES for of in (figures_of, figures_of_recorder) for figure in of(shape, rounds)
+            ),
+            notes=(
+                "A healthy run has τ far above nearly all heads; a threshold below them all happens to nobody.",
+                "What LogitRecorder adds to one call of attention is the difference of two forward passes.",
+            ),
         ),
     )
 

@@ -198,9 +198,37 @@ def test_the_whole_product_is_computed_only_where_the_kernel_says_nothing(
 @pytest.mark.parametrize("case", [GATED["causal"], GATED["padding"], GATED["added"]])
 def test_a_kernel_of_another_signature_is_not_believed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_calls, "_watched", dict)
-    found, exact = measured(case, 1e6)
-    assert exact.all()
-    assert close(found, case.largest())
+    recorder = LogitRecorder(1, lambda: 1e6)
+    for around in (torch.enable_grad(), torch.no_grad()):
+        with around, recorder:
+            F.scaled_dot_product_attention(*case.inputs(), **case.settings)
+        taken = recorder.take()
+        assert taken.exact.all()
+        assert close(taken.max_logit[0].double(), case.largest())
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in GATED.items()])
+def test_where_no_graph_may_be_read_the_kernel_itself_is_watched(case: Case, gradients: bool) -> None:
+    unpacked: list[Tensor] = []
+
+    def unpack(saved: Tensor) -> Tensor:
+        unpacked.append(saved)
+        return saved
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack)
+    largest = case.largest()
+    threshold = float(largest.sort().values[HEADS // 2 - 1 : HEADS // 2 + 1].mean())
+    found, exact = measured(case, threshold)
+    recorder, inputs = LogitRecorder(1, lambda: threshold), case.inputs()
+    with case.around(), recorder, hooks if gradients else torch.no_grad():
+        output = F.scaled_dot_product_attention(*inputs, **case.settings)
+    # A hook of activation checkpointing would compute the forward pass again.
+    assert not unpacked
+    taken = recorder.take()
+    assert torch.equal(taken.exact[0], exact)
+    assert torch.equal(taken.max_logit[0].double(), found)
+    assert torch.equal(output, case.attend(case.inputs())[0])
 
 
 def test_a_row_with_one_key_whose_log_sum_exp_is_its_logit_opens_the_gate() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,12 @@ def backpropagate(loss: Tensor) -> None:
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Inside, products are computed in the type of their factors; an autocast around it would round them."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether what operators save for the backward pass goes through hooks, as activation checkpointing has them."""
+    binding = cast("Any", torch._C)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return binding._autograd._top_saved_tensors_default_hooks(False) is not None  # noqa: SLF001
 
 
 def in_backward_pass() -> bool:

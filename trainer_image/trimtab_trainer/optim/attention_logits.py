@@ -9,6 +9,7 @@ from trimtab_trainer.max_logits import AttentionMask, Logits
 from trimtab_trainer.tensors import without_autocast
 
 
+@torch.no_grad()
 def attention_logits(
     query: Tensor,
     key: Tensor,
@@ -29,7 +30,6 @@ def attention_logits(
         raise ValueError(
             f"query, key: {query.ndim} and {key.ndim} dimensions must be [batch, heads, tokens, dimension]"
         )
-    query, key = query.detach(), key.detach()
     if len(query) != len(key):
         samples = max(len(query), len(key))
         query, key = query.expand(samples, -1, -1, -1), key.expand(samples, -1, -1, -1)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from trimtab_trainer.fields import at_least, raise_if_any
 from trimtab_trainer.max_logits import AttentionTelemetry, measured_max_logit
-from trimtab_trainer.max_logits.kernel_calls import KernelCall, KernelCalls
+from trimtab_trainer.max_logits.kernel_calls import KernelCall, seen_call
 from trimtab_trainer.optim.attention_logits import attention_logits, finite_where_nothing_is_seen, largest_logits
 from trimtab_trainer.optim.multihead_logits import multihead_largest_logits
 from trimtab_trainer.tensors import in_backward_pass, without_autocast
@@ -117,25 +117,25 @@ class LogitRecorder(TorchFunctionMode):
             return func(*args, **given)
         if in_backward_pass():
             return func(*args, **given)
-        with KernelCalls() as calls:
-            output = func(*args, **given)
-        if calls.only is None:
+        output, call = seen_call(func, args, given)
+        if call is None:
             self._note_exact(_whole_product(func, args, given))
         else:
-            self._note(self._measured(_with_mask_of_booleans(calls.only, func, args, given)))
+            self._note(self._measured(_with_mask_of_booleans(call, func, args, given)))
         return output
 
-    @torch.no_grad()
     def _measured(self, call: KernelCall) -> AttentionTelemetry:
         logits = attention_logits(
             call.query, call.key, attn_mask=call.attn_mask, is_causal=call.is_causal, scale=call.scale
         )
-        with without_autocast(call.query.device.type):
+        with torch.no_grad(), without_autocast(call.query.device.type):
             found, known = measured_max_logit(logits, call.log_sum_exp, self._lowest, exact=self.exact)
+        if call.attn_mask is not None:
+            found = finite_where_nothing_is_seen(found)
         if self._lowest == -math.inf:
             # What opens no gate then is no number, and known as well as it can be.
             known = torch.ones_like(known)
-        return AttentionTelemetry(finite_where_nothing_is_seen(found), known)
+        return AttentionTelemetry(found, known)
 
     def _note_exact(self, max_logit: Tensor) -> None:
         self._note(AttentionTelemetry(max_logit, torch.ones_like(max_logit, dtype=torch.bool)))
