@@ -67,7 +67,7 @@ class HealthMetrics:
         return {"qk_clip_rate": activity.share, "qk_clip_smallest": activity.smallest}
 
     def _weights(self, optimizer: MuonClip | ShardedMuonClip, world: World) -> Metrics:
-        """Norms, spectral norms and what is not finite: one exchange of a few numbers."""
+        """Norms, spectral norms and what is not finite: an exchange of a few numbers, and of sharded weights."""
         sharded = isinstance(optimizer, ShardedMuonClip)
         if sharded:
             found = [one for names in optimizer.wholes() for one in optimizer_health(optimizer.own, only=names)]
