@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from trimtab_trainer.collectives import GroupPeers
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.optim import (
     AttentionHeads,
@@ -19,6 +20,7 @@ from trimtab_trainer.optim import (
     MuonClipConfig,
     ParameterGroup,
     Schedule,
+    ShardedMuonClip,
     separate_projections,
 )
 from trimtab_trainer.optim.muon_clip import QueryKeyParameters
@@ -208,6 +210,50 @@ def test_a_parameter_of_which_other_ranks_have_the_rest_is_refused_at_once() -> 
         "weight: other ranks have other rows of it",
         "bias: other ranks have other rows of it",
     ]
+
+
+def test_shards_that_were_converted_behind_the_optimizers_back_are_refused_before_anything_is_exchanged() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 4, dtype=torch.bfloat16)
+        fully_shard(model)
+        config = MuonClipConfig(master_weights=True)
+        optimizer = ShardedMuonClip(model.named_parameters(), [], config, GroupPeers())
+        state = optimizer.state_dict()
+        model.half()
+        acts = (
+            lambda: optimizer.step(torch.empty(0, 0)),
+            optimizer.state_dict,
+            lambda: optimizer.load_state_dict(state),
+        )
+        told = {problems_of(act) for act in acts}
+    finally:
+        dist.destroy_process_group()
+    (problems,) = told
+    assert [problem.partition(" when")[0] for problem in problems] == [
+        "weight and 1 more: is torch.float16 on cpu, and was torch.bfloat16 on cpu"
+    ]
+    assert optimizer.count == 0
+
+
+def test_what_is_not_a_number_survives_the_maximum_over_ranks() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        logits = torch.tensor([1.0, torch.nan, -torch.inf])
+        GroupPeers().max(logits)
+    finally:
+        dist.destroy_process_group()
+    assert logits.tolist() == [1.0, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_gradients_are_forgotten_or_set_to_zero(keep: bool) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = MuonClip(model.named_parameters(), [], MuonClipConfig())
+    model.weight.grad = torch.ones(4, 4)
+    optimizer.zero_grad(set_to_none=not keep)
+    assert model.bias.grad is None
+    assert torch.equal(model.weight.grad, torch.zeros(4, 4)) if keep else model.weight.grad is None
 
 
 def test_parameters_of_one_name_and_one_parameter_of_two_names_are_refused() -> None:

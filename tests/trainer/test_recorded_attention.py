@@ -382,3 +382,53 @@ def test_compiled_attention_is_measured_from_the_whole_product() -> None:
     taken = recorder.take()
     assert taken.exact.all()
     assert close(taken.max_logit[0].double(), case.largest())
+
+
+def test_a_recorder_is_not_entered_twice() -> None:
+    recorder = LogitRecorder(1)
+    with recorder, pytest.raises(RuntimeError, match="is entered already"), recorder:
+        pass
+    GATED["causal"].attend(GATED["causal"].inputs(), recorder)
+    assert recorder.max_logits().isfinite().all()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
+def test_attention_over_nothing_leaves_the_lowest_finite_number(shape: tuple[int, int, int], dropout: float) -> None:
+    samples, queries, keys = shape
+    query, key = torch.ones(samples, HEADS, queries, 4), torch.ones(samples, HEADS, keys, 4)
+    recorder = LogitRecorder(1, lambda: 1.0)
+    with recorder:
+        F.scaled_dot_product_attention(query, key, key, dropout_p=dropout)
+    assert recorder.max_logits().tolist() == [[LOWEST] * HEADS]
+
+
+def test_the_whole_product_is_of_queries_and_keys_as_autocast_rounds_them() -> None:
+    query, key, _ = Case().inputs()
+    recorder = LogitRecorder(1)
+    with torch.autocast("cpu", torch.bfloat16), recorder:
+        F.scaled_dot_product_attention(query, key, key, dropout_p=0.1)
+    rounded = (query.bfloat16().double() @ key.bfloat16().double().mT / math.sqrt(DIMENSION)).amax((0, 2, 3))
+    torch.testing.assert_close(recorder.max_logits()[0].double(), rounded, rtol=1e-6, atol=0)
+
+
+def test_one_head_of_queries_may_meet_several_of_keys() -> None:
+    query, key = normal(BATCH, 1, 5, 4), normal(BATCH, 3, 5, 4, seed=1)
+    recorder = LogitRecorder(1)
+    with recorder:
+        F.scaled_dot_product_attention(query, key, key)
+    expected = (query.double() @ key.double().mT / 2).amax((0, 2, 3))
+    torch.testing.assert_close(recorder.max_logits()[0].double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_key_that_the_module_appends_is_measured_under_autocast(zeros: bool, dropout: float) -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(
+        16, 4, dropout=dropout, add_bias_kv=True, add_zero_attn=zeros, batch_first=True
+    ).train()
+    inputs, recorder = normal(2, 5, 16), LogitRecorder(1)
+    with torch.autocast("cpu", torch.bfloat16), recorder:
+        module(inputs, inputs, inputs, need_weights=True)
+    assert recorder.max_logits().isfinite().all()

@@ -1,5 +1,6 @@
 """Everything the ranks of a world say to each other; a failure of any exchange is PeerLost."""
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -35,7 +36,11 @@ class GroupPeers:
             dist.all_reduce(tensor, group=self._group)
 
     def max(self, tensor: Tensor) -> None:
-        """Take the maximum of `tensor` over all ranks, in place. NaN must be replaced first: it may get lost."""
+        """Take the maximum of `tensor` over all ranks, in place; a NaN of any rank is infinity then.
+
+        A maximum over ranks may lose what is not a number.
+        """
+        tensor.nan_to_num_(nan=math.inf, posinf=math.inf, neginf=-math.inf)
         with _translated("taking the maximum over the ranks"):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
 

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from torch.utils.hooks import RemovableHandle
 
@@ -94,6 +95,24 @@ def backpropagate(loss: Tensor) -> None:
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Inside, products are computed in the type of their factors; an autocast around it would round them."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
+def as_autocast_casts(tensor: Tensor) -> Tensor:
+    """Return `tensor` in the type in which an autocast around computes products of it."""
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or tensor.dtype not in {torch.float32, torch.float16, torch.bfloat16}:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
+
+
+def withdraw_mode(mode: TorchFunctionMode) -> None:
+    """Take `mode` off this thread's stack of modes, wherever in it, as if it had been left; nothing if it is not."""
+    binding = cast("Any", torch._C)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    above: list[object] = []
+    while binding._len_torch_function_stack() and (top := binding._pop_torch_function_stack()) is not mode:  # noqa: SLF001
+        above.append(top)
+    for one in reversed(above):
+        binding._push_on_torch_function_stack(one)  # noqa: SLF001
 
 
 def saved_tensors_are_hooked() -> bool:

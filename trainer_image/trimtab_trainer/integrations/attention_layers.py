@@ -1,7 +1,7 @@
 """Which modules of a model attend, what makes their logits, and how large those became in a step."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
@@ -13,6 +13,7 @@ from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.max_logits import AttentionTelemetry
 from trimtab_trainer.optim import LogitRecorder, latent_projections, multihead_attention, separate_projections
+from trimtab_trainer.optim.logit_recorder import Noted
 
 _OF_HEADS: Final = re.compile(r"(^|_)(q|k|qk|query|key)(_|$|norm|layernorm)")
 """Is in every name that models of Hugging Face have for what normalises the query and key of each head behind their
@@ -72,6 +73,9 @@ class LogitWatch:
         for name, module in self._modules.items():
             module.register_forward_pre_hook(partial(_enter, self._recorders[name]))
             module.register_forward_hook(partial(_leave, self._recorders[name]), always_call=True)
+        forward = ForwardPass(tuple(self._recorders.values()))
+        model.register_forward_pre_hook(forward.begin)
+        model.register_forward_hook(forward.end, always_call=True)
 
     def measure_exactly(self, *, exact: bool) -> None:
         """Say whether every head is measured exactly from now on, not only those above the threshold."""
@@ -103,6 +107,35 @@ class LogitWatch:
             raise InvalidFields((problem,)) from error
 
 
+class ForwardPass:
+    """One forward pass of a whole model: one that breaks off takes along what was noted in it, in all layers."""
+
+    def __init__(self, recorders: Sequence[LogitRecorder]) -> None:
+        self._recorders = recorders
+        self._before: list[Noted] | None = None
+
+    def begin(self, module: nn.Module, _arguments: Any) -> None:
+        """Behind an interrupted pass no hook was called: it ends here at the latest."""
+        if torch.compiler.is_compiling():
+            return  # no compiler follows what is done to a recorder from outside
+        self._break_off()
+        if module.training:
+            self._before = [recorder.noted() for recorder in self._recorders]
+
+    def end(self, _module: nn.Module, _arguments: Any, output: Any) -> None:
+        """PyTorch calls this without an output behind an exception."""
+        if torch.compiler.is_compiling():
+            return
+        if output is None:
+            self._break_off()
+        self._before = None
+
+    def _break_off(self) -> None:
+        for recorder, before in zip(self._recorders, self._before or (), strict=False):
+            recorder.abandon()
+            recorder.put_back(before)
+
+
 def watch_problems(model: nn.Module, layers: Mapping[str, AttentionHeads]) -> Iterator[str]:
     """Why the largest logits of these layers could not be noted, a sentence each."""
     modules = (model.get_submodule(name) for name in layers)
@@ -114,12 +147,20 @@ def watch_problems(model: nn.Module, layers: Mapping[str, AttentionHeads]) -> It
 
 
 def _enter(recorder: LogitRecorder, module: nn.Module, _arguments: Any) -> None:
+    if not torch.compiler.is_compiling():
+        # Behind what was interrupted from the keyboard, PyTorch calls no hook.
+        recorder.abandon()
     if module.training:
         recorder.__enter__()
 
 
-def _leave(recorder: LogitRecorder, module: nn.Module, _arguments: Any, _output: Any) -> None:
-    if module.training:
+def _leave(recorder: LogitRecorder, module: nn.Module, _arguments: Any, output: Any) -> None:
+    if torch.compiler.is_compiling():
+        if module.training:
+            recorder.__exit__(None, None, None)
+    elif output is None:
+        recorder.abandon()
+    elif recorder.entered:
         recorder.__exit__(None, None, None)
 
 

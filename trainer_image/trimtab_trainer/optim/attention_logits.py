@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trimtab_trainer.max_logits import AttentionMask, Logits
-from trimtab_trainer.tensors import without_autocast
+from trimtab_trainer.tensors import as_autocast_casts, without_autocast
 
 
 @torch.no_grad()
@@ -30,9 +30,10 @@ def attention_logits(
         raise ValueError(
             f"query, key: {query.ndim} and {key.ndim} dimensions must be [batch, heads, tokens, dimension]"
         )
-    if len(query) != len(key):
-        samples = max(len(query), len(key))
-        query, key = query.expand(samples, -1, -1, -1), key.expand(samples, -1, -1, -1)
+    if len(query) != len(key) or query.shape[1] < key.shape[1]:
+        samples, heads = max(len(query), len(key)), max(query.shape[1], key.shape[1])
+        query = query.expand(samples, heads if query.shape[1] == 1 else -1, -1, -1)
+        key = key.expand(samples, -1, -1, -1)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     mask = AttentionMask.of_call(attn_mask, query.shape[-2], key.shape[-2], causal=is_causal)
     if mask.adds or factor <= 0:
@@ -51,14 +52,26 @@ def largest_logits(
 ) -> Tensor:
     """Return the largest input of the softmax of each head [heads], in float32 at least, from the whole product.
 
-    Takes what `attention_logits` takes. A head that sees nothing at all gets the lowest finite number.
+    Takes what `attention_logits` takes; queries and keys are rounded as autocast rounds them for such a call. A head
+    that sees nothing at all gets the lowest finite number.
 
     Raises:
         ValueError: another number of dimensions.
     """
+    query, key = (as_autocast_casts(each) for each in (query, key))
+    if (nothing := largest_of_nothing(query, key)) is not None:
+        return nothing
     logits = attention_logits(query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
     with without_autocast(query.device.type):
         return finite_where_nothing_is_seen(logits.maxima())
+
+
+def largest_of_nothing(query: Tensor, key: Tensor) -> Tensor | None:
+    """Return the lowest finite number for each head [heads] where there are no samples, queries or keys; else None."""
+    if query.numel() and key.numel():
+        return None
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    return torch.full((query.shape[-3],), torch.finfo(dtype).min, dtype=dtype, device=query.device)
 
 
 def finite_where_nothing_is_seen(max_logit: Tensor) -> Tensor:

@@ -52,6 +52,15 @@ def gradient_norms(parts: Sequence[Sequence[Tensor]]) -> list[float]:
     return [global_norm(part) if part else 0.0 for part in parts]
 
 
+def forget_gradients(parameters: Iterable[Tensor], *, keep: bool) -> None:
+    """Leave every parameter without a gradient, or, to `keep` its memory, with one of zeros."""
+    for parameter in parameters:
+        if keep and parameter.grad is not None:
+            parameter.grad = torch.zeros_like(parameter.grad)
+        else:
+            parameter.grad = None
+
+
 class GradientClipping:
     """Which gradients are clipped together, and to what: groups with a `gradient_clip` each by itself, then the rest.
 

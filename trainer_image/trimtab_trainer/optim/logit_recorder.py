@@ -14,12 +14,21 @@ from torch.overrides import TorchFunctionMode
 from trimtab_trainer.fields import at_least, raise_if_any
 from trimtab_trainer.max_logits import AttentionTelemetry, measured_max_logit
 from trimtab_trainer.max_logits.kernel_calls import KernelCall, seen_call
-from trimtab_trainer.optim.attention_logits import attention_logits, finite_where_nothing_is_seen, largest_logits
+from trimtab_trainer.optim.attention_logits import (
+    attention_logits,
+    finite_where_nothing_is_seen,
+    largest_logits,
+    largest_of_nothing,
+)
 from trimtab_trainer.optim.multihead_logits import multihead_largest_logits
-from trimtab_trainer.tensors import in_backward_pass, without_autocast
+from trimtab_trainer.tensors import in_backward_pass, withdraw_mode, without_autocast
 
 _POSITIONAL: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _ATTENTION: Final = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
+Noted = tuple[list[AttentionTelemetry], int]
+"""What was seen so far: the numbers of each layer, and how many calls made them."""
 
 
 class LogitRecorder(TorchFunctionMode):
@@ -48,9 +57,10 @@ class LogitRecorder(TorchFunctionMode):
         self._layers = layers
         self._threshold = threshold
         self._lowest = -math.inf
+        self._entered = False
         self._noted: list[AttentionTelemetry] = []
         self._calls = 0
-        self._before: tuple[list[AttentionTelemetry], int] = ([], 0)
+        self._before: Noted = [], 0
 
     def max_logits(self) -> Tensor:
         """Return the largest logits [layers, heads] since the last call, or upper bounds, and begin anew.
@@ -85,8 +95,31 @@ class LogitRecorder(TorchFunctionMode):
         """Note the attention of the next layer, exactly and from the whole product; see `largest_logits`."""
         self._note_exact(largest_logits(query, key, attn_mask=attn_mask, is_causal=is_causal, scale=scale))
 
+    @property
+    def entered(self) -> bool:
+        """Whether it sees attention now."""
+        return self._entered
+
+    def abandon(self) -> None:
+        """See no more, and forget what was seen since the beginning: behind what left the block without a word."""
+        if self._entered:
+            withdraw_mode(self)
+            self._entered = False
+            self.put_back(self._before)
+
+    def noted(self) -> Noted:
+        """What was seen since `take`, for `put_back`."""
+        return list(self._noted), self._calls
+
+    def put_back(self, noted: Noted) -> None:
+        """Have seen what `noted` once returned, and nothing since."""
+        self._noted, self._calls = list(noted[0]), noted[1]
+
     def __enter__(self) -> "LogitRecorder":
-        """Begin to see attention."""
+        """Begin to see attention; raises RuntimeError while it does."""
+        if self._entered:
+            raise RuntimeError("LogitRecorder: is entered already; one forward pass is within one block")
+        self._entered = True
         self._before = list(self._noted), self._calls
         self._lowest = -math.inf if self._threshold is None else self._threshold()
         super().__enter__()
@@ -97,12 +130,13 @@ class LogitRecorder(TorchFunctionMode):
     ) -> None:
         """See no more; behind an exception, forget what was seen since the beginning."""
         super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType] untyped
+        self._entered = False
         if kind is not None:
-            self._noted, self._calls = self._before
+            self.put_back(self._before)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy goes with a copied model, whose updates are not those that the threshold is of.
-        return self.__dict__ | {"_threshold": None}
+        return self.__dict__ | {"_threshold": None, "_entered": False}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -118,7 +152,10 @@ class LogitRecorder(TorchFunctionMode):
         if in_backward_pass():
             return func(*args, **given)
         output, call = seen_call(func, args, given)
-        if call is None:
+        nothing = None if call is None else largest_of_nothing(call.query, call.key)
+        if nothing is not None:
+            self._note_exact(nothing)
+        elif call is None:
             self._note_exact(_whole_product(func, args, given))
         else:
             self._note(self._measured(_with_mask_of_booleans(call, func, args, given)))

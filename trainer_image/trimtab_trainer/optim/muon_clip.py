@@ -21,6 +21,7 @@ from trimtab_trainer.optim.checks import (
 )
 from trimtab_trainer.optim.clip_effect import LARGEST_FACTOR, UPDATES, ClipEffect
 from trimtab_trainer.optim.config import MuonClipConfig, Optimizer
+from trimtab_trainer.optim.gradients import forget_gradients
 from trimtab_trainer.optim.muon import Muon
 from trimtab_trainer.optim.qk_clip import hot_layers, layer_gamma, require_finite, scale_heads
 from trimtab_trainer.optim.routing import MASTER_TYPES, Route, route_parameters, routing_problems
@@ -142,10 +143,9 @@ class MuonClip:
         self._lr_scale = scale
         self._adamw_lr_scale = scale if adamw_scale is None else adamw_scale
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of all parameters."""
-        for weight in self._weights:
-            weight.parameter.grad = None
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or set them to zero."""
+        forget_gradients((weight.parameter for weight in self._weights), keep=not set_to_none)
 
     @torch.no_grad()
     def step(self, max_logits: Tensor) -> StepTelemetry:

@@ -19,6 +19,7 @@ from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.optim.checks import STATE_VERSION, attention_problems, name_problems, state_problems
 from trimtab_trainer.optim.config import MuonClipConfig, ParameterGroup
 from trimtab_trainer.optim.exchange import ShardPeers
+from trimtab_trainer.optim.gradients import forget_gradients
 from trimtab_trainer.optim.muon_clip import MuonClip, QueryKeyParameters, StepTelemetry, layer_names, whole_layer
 from trimtab_trainer.optim.routing import Route, route_parameters, routing_problems
 from trimtab_trainer.optim.shard_plan import MASTERS, Key, ShardPlan
@@ -108,10 +109,9 @@ class ShardedMuonClip:
         """Set the learning rates until the next call; see `MuonClip.set_lr`."""
         self._own.set_lr(scale, adamw_scale)
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of all parameters."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or set them to zero."""
+        forget_gradients(self._parameters.values(), keep=not set_to_none)
 
     @torch.no_grad()
     def step(self, max_logits: Tensor) -> StepTelemetry:
@@ -119,6 +119,7 @@ class ShardedMuonClip:
 
         `max_logits` are equal on all ranks. A part that has no gradient on a rank counts as one of zeros.
         """
+        raise_if_any(self._shards.converted())
         update = self._own.begin(max_logits)
         left = _nothing
         for number in self._arrivals(gradients=True):
@@ -142,7 +143,8 @@ class ShardedMuonClip:
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: plain numbers, and sharded copies of the moments."""
+        """Return the whole state: plain numbers, and sharded copies of the moments; raises InvalidFields as `step`."""
+        raise_if_any(self._shards.converted())
         parts = {(kind, name): self._shards.room((kind, name)) for kind, name in self._plan.state_keys}
         own = self._own.tensors()
         for keys in self._plan.state_rounds():
@@ -159,6 +161,7 @@ class ShardedMuonClip:
 
         Its tensors are sharded like their parameters, or whole on every rank, as a MuonClip has them.
         """
+        raise_if_any(self._shards.converted())
         raise_if_any(self._state_problems(state))
         own = self._own.tensors()
         for keys in self._plan.state_rounds():

@@ -1,7 +1,7 @@
 """Sharded parameters, and what belongs to them: which elements of it each rank has, and how they come together."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -24,6 +24,22 @@ class Shards:
     def __init__(self, parameters: Mapping[str, Tensor], peers: ShardPeers) -> None:
         self.parameters, self._peers = parameters, peers
         self.device = next((own_part(one).device for one in parameters.values()), torch.device("cpu"))
+        self._kinds = self._kinds_now()
+
+    def converted(self) -> Iterator[str]:
+        """Why nothing may be exchanged: what ranks send each other is known from what the parameters were."""
+        now = self._kinds_now()
+        other = [name for name, kind in now.items() if kind != self._kinds[name]]
+        if other:
+            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+            (dtype, device), (was, place) = now[other[0]], self._kinds[other[0]]
+            yield (
+                f"{other[0]}{more}: is {dtype} on {device}, and was {was} on {place} when the optimizer was built; "
+                "build it behind what converts or moves the model, or anew"
+            )
+
+    def _kinds_now(self) -> dict[str, tuple[torch.dtype, torch.device]]:
+        return {name: (one.dtype, own_part(one).device) for name, one in self.parameters.items()}
 
     def part(self, key: Key) -> Tensor:
         """What this rank has of a parameter or of its gradient, of which a part that is not there is of zeros."""
