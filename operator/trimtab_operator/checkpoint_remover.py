@@ -22,9 +22,17 @@ from trimtab_contract.keys import MANIFEST_NAME, RunId, checkpoints_prefix, mani
 
 from trimtab_operator.adapters.ports import CheckpointStore, JournalStore, Lease, Upload
 from trimtab_operator.deletion import being_deleted, may_go
-from trimtab_operator.errors import CredentialsRefused, NotFound, ObjectTooLarge, OperatorError, StoreRefused
+from trimtab_operator.errors import (
+    CredentialsRefused,
+    NotFound,
+    ObjectTooLarge,
+    OperatorError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from trimtab_operator.leftovers import NO_MANIFEST, find_leftovers
-from trimtab_operator.observation import NOBODY, Leftover, Removal
+from trimtab_operator.observation import Leftover, Removal
+from trimtab_operator.retention import NOBODY
 from trimtab_operator.run_state import Checkpoint, RunPhase, RunState
 from trimtab_operator.tasks import end_tasks
 
@@ -215,9 +223,14 @@ class CheckpointRemover:
         self._wake()
 
     def _claimed(self, checkpoint: Checkpoint) -> Removal | None:
-        """Another run may have begun to go on from it while its intent was written, and finds it there."""
-        key = checkpoint.reference.key
-        by = (self._continued() or NOBODY).get(key)
+        """Another run may have begun to go on from it while its intent was written, and finds it there.
+
+        Raises StoreUnavailable while the journals of other runs are still being read.
+        """
+        key, continued = checkpoint.reference.key, self._continued()
+        if continued is None:
+            raise StoreUnavailable("the journals of other runs, which may go on from it, are still being read")
+        by = continued.get(key)
         return Removal(key=key, deleted=False, message=f"not deleted, for run {by} goes on from it") if by else None
 
     async def _another_leads(self, seq: int, epoch: int) -> bool:

@@ -67,10 +67,10 @@ def _clear_away(state: RunState, observation: Observation) -> Command | None:
 
 
 def _retire(state: RunState, observation: Observation) -> Command | None:
-    settings, continued = observation.limits.retention, observation.continued
-    if settings is None or continued is None:
+    settings = observation.limits.retention
+    if settings is None:
         return None
-    for fate in review(state, settings, observation.judged_step, continued):
+    for fate in review(state, settings, observation.judged_step, observation.continued):
         if not fate.kept:
             checkpoint = fate.checkpoint
             return Append(

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Final
 
 import msgspec
 from trimtab_contract.directives import Ack, AckState, CheckpointReference, TerminationMessage
@@ -18,9 +16,6 @@ from trimtab_operator.run_state import AcceptedGuard, AutomationHold, RequestAct
 
 KEPT_CLAIMS = 1024
 """So many of the newest claims are remembered; older ones of an honest trainer are in the journal by then."""
-
-NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
-"""No other run goes on from any checkpoint of a run."""
 
 
 class PodsState(StrEnum):
@@ -376,8 +371,8 @@ class Observation:
     """What became of notices that were handed over to be sent."""
     removals: tuple[Removal, ...] = ()
     """What became of the data of checkpoints that are being deleted."""
-    continued: Mapping[str, str] | None = field(default_factory=lambda: NOBODY)
-    """Which checkpoints other runs go on from, by the manifest's key; None while that is not known."""
+    continued: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Which run goes on from which checkpoint of this one, by the manifest's key."""
     leftovers: tuple[Leftover, ...] = ()
     """Of saves that are known to be over, oldest step first."""
     read_back: ReadBackOutcome | None = None

@@ -297,13 +297,15 @@ class RunReconciler:
             oversight = self._ports.oversight
             held, outcomes = oversight.held(), oversight.outcomes(self.run, self.state)
             removals, left = self._remover.removals(self.state), self._remover.leftovers
+            continued, limits = oversight.continued(self.run), observation.limits
             seen = replace(
                 observation,
+                limits=limits if continued is not None else replace(limits, retention=None),
+                continued=continued or {},
                 automation_held=held,
                 notices=outcomes,
                 removals=removals,
                 leftovers=left,
-                continued=oversight.continued(self.run),
                 read_back=self._read_backs.outcome(self.state),
                 may_read_back=oversight.may_read_back(self.run),
             )

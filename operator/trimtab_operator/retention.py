@@ -8,12 +8,14 @@ grow while a run trains, what is left out once is never missed on a later rung.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from trimtab_policies.policy import GuardPolicySpec
 from trimtab_policies.reach import reach
 from trimtab_policies.rules import Action
 
-from trimtab_operator.observation import NOBODY, RetentionSettings
+from trimtab_operator.observation import RetentionSettings
 from trimtab_operator.run_state import RESTORABLE, Checkpoint, CheckpointState, RunState
 from trimtab_operator.selection import why_not_restore
 
@@ -26,6 +28,8 @@ LEAST_PLANS = 2
 """Where no rollback is allowed, people roll back; and one checkpoint may fail to restore."""
 RUNG_FACTOR = 2
 """How much further back the next rung may lie."""
+NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
+"""No other run goes on from any checkpoint of a run."""
 
 
 @dataclass(frozen=True, slots=True)

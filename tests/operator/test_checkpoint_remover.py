@@ -64,7 +64,7 @@ class Scene:
         self.journal, self.lease = journal, Lease()
         self.kept, self.going = self.trainer.save(20), self.trainer.save(10)
         self.woken = asyncio.Event()
-        self.continued: dict[str, str] = {}
+        self.continued: dict[str, str] | None = {}
         self.remover = CheckpointRemover(
             self.run, journal, self.lease, self.woken.set, continued=lambda: self.continued
         )
@@ -210,3 +210,12 @@ async def test_a_checkpoint_that_another_run_has_begun_to_go_on_from_since_the_i
     assert scene.stored() == before
     (removal,) = scene.remover.removals(scene.state())
     assert (removal.deleted, removal.message) == (False, "not deleted, for run lab/fork/uid goes on from it")
+
+
+async def test_nothing_goes_while_it_is_not_known_what_other_runs_go_on_from(scene: Scene) -> None:
+    scene.continued = None
+    before = scene.stored()
+    await scene.work()
+    assert scene.stored() == before
+    assert scene.remover.removals(scene.state()) == ()
+    assert "the journals of other runs, which may go on from it, are still being read" in scene.remover.trouble
