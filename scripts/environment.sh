@@ -47,6 +47,7 @@ END
 for tool in python ruff pyright lint-imports; do
   launch "$tool" "\"$cached/bin/$tool\""
 done
+launch torchrun "\"$cached/bin/python\" -m torch.distributed.run"
 for name in trimtab kubectl-trimtab; do
   launch "$name" "\"$cached/bin/python\" -m trimtab_cli"
 done

@@ -4,8 +4,8 @@ A small byte-level language model learns this very file. Nothing in the model kn
 and a pattern say what is special about its parameters, `fused_projection` says what makes the logits of each head, and
 `LogitRecorder` reads the largest one off the calls of `scaled_dot_product_attention`.
 
-`torchrun --nproc-per-node 2 examples/muonclip/train.py` trains the same on two processes, each with some rows of every
-parameter (FSDP2).
+`torchrun --standalone --nproc-per-node 2 examples/muonclip/train.py` trains the same on two processes, each with some
+rows of every parameter (FSDP2).
 """
 
 import argparse

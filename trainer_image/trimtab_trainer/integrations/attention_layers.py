@@ -101,8 +101,9 @@ class LogitWatch:
         except ValueError as error:
             kind = type(self._modules[name]).__name__
             problem = (
-                f"model: {name}: {kind} was not seen to call scaled_dot_product_attention in training mode; call "
-                "model.train() before the forward pass, or have it call that"
+                f"model: {name}: {kind} was not seen to call scaled_dot_product_attention in training mode since its "
+                "logits were last taken; call model.train() before the forward pass, have it call that, and give what "
+                "take_logits returned to step as agreed_logits"
             )
             raise InvalidFields((problem,)) from error
 

@@ -52,7 +52,10 @@ class LogitRecorder(TorchFunctionMode):
     def __init__(self, layers: int, threshold: Callable[[], float] | None = None) -> None:
         """`layers` attend in each forward pass; raises InvalidFields unless that is one at least."""
         super().__init__()
-        raise_if_any((at_least("layers", layers, 1),))
+        given = None if threshold is None or callable(threshold) else f"threshold: {threshold} must be a function"
+        raise_if_any(
+            (at_least("layers", layers, 1), given and f"{given} that returns it, as lambda: optimizer.lowest_threshold")
+        )
         self.exact = False
         self._layers = layers
         self._threshold = threshold
@@ -74,7 +77,12 @@ class LogitRecorder(TorchFunctionMode):
         """Return the same, and which of them are the largest logits themselves; raises ValueError likewise."""
         noted, calls = self._noted, self._calls
         self._noted, self._calls = [], 0
-        if calls == 0 or calls % self._layers:
+        if calls == 0:
+            raise ValueError(
+                f"layers: {self._layers} layers were not seen to attend since their largest logits were last taken; "
+                "take them once, and keep what take or max_logits returns"
+            )
+        if calls % self._layers:
             raise ValueError(
                 f"layers: {self._layers} layers attended {calls} times in all; each must do so as often as the "
                 "others, by scaled_dot_product_attention or with a call of observe"

@@ -266,8 +266,9 @@ class MuonClip:
                 logger.warning(
                     "attention layer %d (%s): QK-Clip scaled heads %s in %d updates in a row, to %s of their logits or "
                     "less each time, and the logits do not follow. If the model normalises queries and keys in its "
-                    "forward pass, set qk_clip_mode to disabled: scaling these weights only shrinks them. If not, one "
-                    "update adds more than a quarter of the threshold: raise it, or lower the learning rate",
+                    "forward pass, set qk_clip_mode to disabled: scaling these weights only shrinks them. If other "
+                    "rows make the logits than `attention` says, correct it. If neither, one update adds more than a "
+                    "quarter of the threshold: raise it, or lower the learning rate",
                     layer,
                     ", ".join(names),
                     heads,

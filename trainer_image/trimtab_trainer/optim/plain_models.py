@@ -48,11 +48,13 @@ def fused_projection(
 ) -> AttentionHeads:
     """Return what makes the logits of a layer with one linear map for queries, keys and values, in this order.
 
-    Muon needs a `ParameterGroup` with `split` for the weight, too.
+    Its first rows are the queries of all heads, then come the keys of all, then the values. Muon needs a
+    `ParameterGroup` with `split` for the weight, too.
 
     Raises:
-        InvalidFields: the rows are no whole number for each head.
+        InvalidFields: the rows are no whole number for each head, or the map is no `torch.nn.Linear`.
     """
+    raise_if_any((None if hasattr(projection, "out_features") else f"{name}: {_not_linear(projection)}",))
     shared = heads if key_heads is None else key_heads
     rows = projection.out_features
     count = heads + 2 * shared
@@ -177,6 +179,13 @@ def _rows_of_heads(heads: int, rows: slice) -> Cut:
 
 def _flat(whole: Tensor) -> Tensor:
     return whole.view(-1)
+
+
+def _not_linear(module: object) -> str:
+    """As GPT-2's `Conv1D`, whose weight lies the other way round."""
+    return (
+        f"{type(module).__name__} is no torch.nn.Linear, whose weight has a row for each output; put one in its place"
+    )
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
