@@ -36,13 +36,15 @@ class StoredObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `index` names the object that lists its slices (`slice_index.SliceIndex`); in schema 2 they are here. They cover the
     object from its first byte to its last, in order. There are none where only the whole can be read: in `.metadata`,
-    in what belongs to one rank alone, in indexes, and in all objects of schema 1.
+    in what belongs to one rank alone, in indexes, and in all objects of schema 1. `values` says how many of the slices
+    in the index are no tensor: they are pickled, so a reader wants to know them before it unpickles anything.
     """
 
     size: int
     sha256: str
     rank: int
     index: str = ""
+    values: int = 0
     slices: tuple[StoredSlice, ...] = ()
 
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from trimtab_contract.checkpoints import StoredObject, StoredSlice, encode_manifest
 from trimtab_contract.directives import CheckpointReference
 from trimtab_contract.slice_index import SliceIndex, encode_index, index_name
-from trimtab_trainer.checkpointing import RestoreFailure
+from trimtab_trainer.checkpointing import RestoreFailure, restoring
 from trimtab_trainer.checkpointing.coordination import Board
 from trimtab_trainer.checkpointing.reading import Place
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout, _packed
@@ -54,14 +54,54 @@ def reference(ranks: Ranks) -> CheckpointReference:
 
 
 def failure(ranks: Ranks, store: BreakingStore, reference: CheckpointReference) -> RestoreFailed:
-    """Restore over another state: every rank refuses, keeps what it has, and has read no slice."""
+    """Restore over another state: every rank refuses, keeps what it has, and has read nothing of a tensor."""
     states = [new_state(8), new_state(8)]
     store.read.clear()
     outcomes = ranks.restore(reference, states)
     assert all(isinstance(outcome, RestoreFailed) for outcome in outcomes), outcomes
     assert [image(state) for state in states] == [image(new_state(8))] * 2
-    assert not [place for place in store.read if place.object_name.endswith(".distcp")]
+    read = [place for place in store.read if place.object_name.endswith(".distcp")]
+    assert all(place.object_name == SHARD and place.offset + place.length <= VALUES_END for place in read)
     return outcomes[0]
+
+
+VALUES_END = 2522
+"""The byte of SHARD at which the plain values end, which lie before all tensors; none are in the other one."""
+
+
+def test_the_manifest_says_which_objects_have_plain_values_and_they_lie_where_these_tests_think(
+    store: BreakingStore, reference: CheckpointReference
+) -> None:
+    manifest = manifest_of(store, reference)
+    values = [part for part in slices_of(store, reference, SHARD) if part.name not in manifest.tensors]
+    assert values[-1].offset + values[-1].length == VALUES_END
+    assert all(part.name in manifest.tensors for part in slices_of(store, reference, OTHER))
+    assert {name: one.values for name, one in manifest.objects.items() if one.values} == {SHARD: len(values)}
+
+
+def test_all_that_is_pickled_is_verified_before_the_first_of_it_is_unpickled(
+    ranks: Ranks, store: BreakingStore, reference: CheckpointReference
+) -> None:
+    key = f"{prefix_of(reference)}{SHARD}"
+    body = bytearray(store.get(key))
+    body[VALUES_END - 1] ^= 1
+    store.put(key, bytes(body))
+    with patch.object(restoring, "ShardReading", side_effect=AssertionError("unpickled")) as unpickled:
+        told = failure(ranks, store, reference)
+    assert (told.reason, told.object_name) == (RestoreFailure.OBJECT_DAMAGED, key)
+    unpickled.assert_not_called()
+
+
+def test_a_manifest_that_does_not_tell_of_plain_values_is_inconsistent(
+    ranks: Ranks, store: BreakingStore, reference: CheckpointReference
+) -> None:
+    manifest = manifest_of(store, reference)
+    silent = {name: msgspec.structs.replace(one, values=0) for name, one in manifest.objects.items()}
+    told = failure(
+        ranks, store, replaced(store, reference, encode_manifest(msgspec.structs.replace(manifest, objects=silent)))
+    )
+    assert told.reason == RestoreFailure.MANIFEST_INCONSISTENT
+    assert "plain values that the manifest does not tell of" in told.detail
 
 
 def test_a_manifest_lists_no_slices_and_each_shard_has_an_index_of_its_own_rank(
@@ -226,10 +266,10 @@ def test_a_world_reads_only_the_indexes_of_objects_that_it_reads_from(
     read = [place.object_name for place in store.read]
     assert sorted(name for name in read if name.endswith(".index.json")) == [OTHER_INDEX] * 2 + [INDEX] * 2
     whole = {name: Place(name, 0, stored.size) for name, stored in manifest.objects.items()}
-    first = min(read.index(name) for name in (SHARD, OTHER))
     for name in (METADATA_NAME, INDEX, OTHER_INDEX):
         assert store.read.count(whole[name]) == 2
-    assert read.index(METADATA_NAME) < min(read.index(INDEX), read.index(OTHER_INDEX)) < first
+    in_order = [read.index(name) for name in (INDEX, METADATA_NAME, OTHER_INDEX, OTHER)]
+    assert in_order == sorted(in_order), "where plain values lie, the manifest says; the others follow from .metadata"
     assert not [key for key in store.list(prefix) if "__4_" in key]
 
 

@@ -1,7 +1,7 @@
 """Reading parts of a checkpoint from the store, several at once; what is not what was saved is handed to nobody."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -59,6 +59,7 @@ class VerifiedReader:
     stopped: threading.Event
     on_progress: Callable[[], None]
     _slices: dict[Place, StoredSlice] = field(default_factory=dict[Place, StoredSlice])
+    _learned: set[str] = field(default_factory=set[str])
     _moved: int = 0
     _room: Room = field(default_factory=Room)
     _failed: threading.Event = field(default_factory=threading.Event)
@@ -73,7 +74,7 @@ class VerifiedReader:
         An index is verified whole before it is decoded. Slices that do not cover their object are refused.
         """
         owners: dict[str, str] = {}
-        for name in set(names) & self.objects.keys():
+        for name in (set(names) & self.objects.keys()) - self._learned:
             stored = self.objects[name]
             if stored.index:
                 owners[stored.index] = name
@@ -86,9 +87,15 @@ class VerifiedReader:
 
         self.read(map(self.whole, owners), learn)
 
+    def values(self, tensors: Container[str]) -> list[Place]:
+        """Where all that is no tensor lies, by what the manifest says of its objects."""
+        self.learn_slices(name for name, stored in self.objects.items() if stored.values or stored.slices)
+        return [place for place, part in self._slices.items() if part.name not in tensors]
+
     def _learn(self, source: str, name: str, slices: Callable[[], Sequence[StoredSlice]]) -> None:
         try:
             self._slices.update({Place(name, part.offset, part.length): part for part in slices()})
+            self._learned.add(name)
         except MalformedIndex as error:
             raise RestoreFailed(RestoreFailure.MANIFEST_INCONSISTENT, self._key(source), str(error)) from error
 

@@ -205,12 +205,14 @@ def _read_slices(reader: VerifiedReader, manifest: CheckpointManifest, into: Fla
         for name in loaded.names:
             checksum.add(name, grown if loaded.as_it_arrived else None)
 
-    reader.read([metadata, *own], keep)
+    # All that is pickled is verified before the first of it is unpickled, and what is no tensor is pickled.
+    reader.read([metadata, *own, *reader.values(manifest.tensors)], keep)
     with _told():
         reading = ShardReading(bodies.pop(metadata), into)
-    reader.learn_slices(place.object_name for place in (*reading.values, *reading.tensors))
-    # What is no tensor is pickled: all of it is verified before the first of it is unpickled.
-    reader.read(reading.values, keep)
+    if unsaid := [place for place in reading.values if place not in bodies]:
+        detail = f"{METADATA_NAME} names {len(unsaid)} plain values that the manifest does not tell of"
+        raise RestoreFailed(RestoreFailure.MANIFEST_INCONSISTENT, f"{reader.prefix}{unsaid[0].object_name}", detail)
+    reader.learn_slices(place.object_name for place in reading.tensors)
     with _told():
         for place in reading.values:
             reading.load(place, memoryview(bodies[place]))

@@ -200,7 +200,9 @@ class SaveThread(threading.Thread):
 
     def _put_index(self, job: SaveJob, name: str, shard: ObjectUpload) -> dict[str, StoredObject]:
         """Store which slices the shard has: rank 0, and the manifest, could not hold those of all ranks."""
-        stored = shard.stored(self._rank, index_name(name))
+        tensors = tensors_of(job.flat)
+        values = sum(part.name not in tensors for part in shard.slices)
+        stored = shard.stored(self._rank, index_name(name), values)
         index = SliceIndex(name=name, sha256=stored.sha256, slices=shard.slices)
         return {name: stored, **self._put(job, stored.index, encode_index(index))}
 

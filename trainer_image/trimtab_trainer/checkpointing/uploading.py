@@ -123,9 +123,9 @@ class ObjectUpload:
         """Those written so far."""
         return tuple(self._slices)
 
-    def stored(self, rank: int, index: str = "") -> StoredObject:
-        """What the manifest says of the object, whose slices the object `index` lists."""
-        return StoredObject(size=self.size, sha256=self._whole.hexdigest(), rank=rank, index=index)
+    def stored(self, rank: int, index: str = "", values: int = 0) -> StoredObject:
+        """What the manifest says of the object; `index` lists its slices, `values` of which are no tensor."""
+        return StoredObject(size=self.size, sha256=self._whole.hexdigest(), rank=rank, index=index, values=values)
 
     def _send_remembering(self) -> None:
         # torch makes a RuntimeError without its cause of whatever a file raises that it writes to.
