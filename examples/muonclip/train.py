@@ -122,7 +122,7 @@ def train(steps: int, threshold: float) -> list[float]:
         optimizer.set_lr(schedule.factor(step))
         logits, mean = recorder.max_logits(), loss.detach()
         if peers is not None:
-            peers.max(logits.nan_to_num_(nan=torch.inf))
+            peers.max(logits)
             peers.sum(mean.div_(peers.size))
         update = optimizer.step(logits)
         losses.append(mean.item())

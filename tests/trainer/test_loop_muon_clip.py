@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
-from torch.overrides import _get_current_function_mode_stack  # pyright: ignore[reportPrivateUsage]
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -18,14 +17,11 @@ from transformers import (
     HunYuanDenseV1ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from trimtab_trainer.checkpointing import TrainingState
 from trimtab_trainer.fields import InvalidFields
 from trimtab_trainer.head_parameters import AttentionHeads
@@ -42,63 +38,7 @@ from trimtab_trainer.optim import (
     parameter_groups,
     separate_projections,
 )
-
-VOCABULARY, TOKENS, HEADS = 32, 12, 4
-SHAPE: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "use_cache": False}
-SPECIAL: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
-STILL: dict[str, Any] = {"muon_lr": 1e-300, "adamw_lr": 1e-300}
-"""Rates at which nothing moves but what QK-Clip scales."""
-
-
-def llama(key_heads: int = 2, **changed: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": key_heads, "max_position_embeddings": 64}
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, **SPECIAL, **heads, **changed))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Weights of their first size make logits that all lie near zero, and biases are zero.
-            if "q_proj" in name or "k_proj" in name:
-                parameter.normal_(0.0, 0.4)
-    return model
-
-
-def exactly(model: nn.Module, *settings: Any) -> MuonClipOptimizer:
-    """An optimizer that measures the largest logit of every head."""
-    optimizer = MuonClipOptimizer(model, *settings)
-    optimizer.measure_exactly(exact=True)
-    return optimizer
-
-
-def tokens(seed: int = 0, samples: int = 3) -> Tensor:
-    return torch.randint(0, VOCABULARY, (samples, TOKENS), generator=torch.Generator().manual_seed(seed))
-
-
-def whole_matrix(model: LlamaForCausalLM, inputs: Tensor, present: Tensor | None = None) -> Tensor:
-    """The largest logit of each head [layers, heads] by the definition, in float64: maps, rotation, product, mask."""
-    double = copy.deepcopy(model).double()
-    entered: list[Tensor] = []
-    for layer in double.model.layers:
-        layer.input_layernorm.register_forward_hook(lambda *given: entered.append(given[2]))
-    found: list[Tensor] = []
-    with torch.no_grad():
-        hidden = double.model.embed_tokens(inputs)
-        cosine, sine = double.model.rotary_emb(hidden, torch.arange(TOKENS)[None])
-        double.eval()(input_ids=inputs, attention_mask=present)
-        visible = CAUSAL if present is None else CAUSAL & present.bool()[:, None, None]
-        for layer, into in zip(double.model.layers, entered, strict=True):
-            attention = layer.self_attn
-            query, key = (
-                one(into).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-                for one in (attention.q_proj, attention.k_proj)
-            )
-            query, key = apply_rotary_pos_emb(query, key, cosine, sine)
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-            scores = query @ key.mT / math.sqrt(attention.head_dim)
-            found.append(scores.masked_fill(~visible, -math.inf).amax((0, 2, 3)))
-    return torch.stack(found)
-
-
-CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+from watched_llama import HEADS, SHAPE, SPECIAL, STILL, TOKENS, exactly, llama, tokens, whole_matrix
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -514,53 +454,3 @@ def test_without_attention_that_is_watched_a_fused_model_trains_all_the_same() -
     optimizer.step()
     assert optimizer.telemetry is not None
     assert optimizer.telemetry.qk_clip_gamma.numel() == 0
-
-
-class Broken(nn.Module):
-    """What stands for the output map of the second layer, and ends the forward pass there."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
-
-    def forward(self, _: Tensor) -> Tensor:
-        raise self.error
-
-
-@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
-def test_a_forward_pass_that_broke_off_leaves_nothing_of_any_layer_behind(error: BaseException) -> None:
-    model = llama()
-    optimizer = exactly(model)
-    model(input_ids=tokens(0))
-    whole, model.model.layers[1].self_attn.o_proj = model.model.layers[1].self_attn.o_proj, Broken(error)
-    with torch.no_grad():
-        kept = [layer.self_attn.q_proj.weight.mul_(50) for layer in model.model.layers]
-    with pytest.raises(type(error)):
-        model(input_ids=tokens(1))
-    with torch.no_grad():
-        for weight in kept:
-            weight.div_(50)
-    model.model.layers[1].self_attn.o_proj = whole
-    model(input_ids=tokens(2))
-    expected = torch.stack([whole_matrix(model, tokens(seed)) for seed in (0, 2)]).amax(0)
-    torch.testing.assert_close(optimizer.take_logits().max_logit.double(), expected, rtol=2e-5, atol=1e-5)
-    assert not _get_current_function_mode_stack()
-
-
-def test_a_module_that_leaves_training_mode_within_its_forward_pass_is_left_all_the_same() -> None:
-    model = llama()
-    optimizer = exactly(model)
-    layer = model.model.layers[0].self_attn
-
-    def turn(*_: object) -> None:
-        layer.train(not layer.training)
-
-    handle = layer.o_proj.register_forward_hook(turn)
-    model(input_ids=tokens())
-    layer.train()
-    assert not _get_current_function_mode_stack()
-    assert optimizer.take_logits().max_logit.shape == (2, HEADS)
-    layer.eval()
-    model(input_ids=tokens())
-    handle.remove()
-    assert not _get_current_function_mode_stack()

@@ -127,7 +127,6 @@ def _reduced(loss: float, nonfinite: int, computed: MicroBatches, world: World) 
     max_logits = computed.max_logits
     inexact = (~computed.exact).any().float().view(1)
     largest = torch.cat((max_logits.flatten().float(), computed.loss.float().view(1), inexact))
-    largest = largest.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     world.max(largest)
     return Reduced(
         loss=loss,

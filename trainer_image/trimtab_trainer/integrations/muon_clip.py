@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trimtab_trainer.collectives import GroupPeers
 from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.integrations.attention_layers import LogitWatch, attention_layers, watch_problems
@@ -176,10 +177,9 @@ class MuonClipOptimizer(Optimizer):
 
 
 def _over_all_processes(logits: Tensor) -> Tensor:
-    """The largest of every process; what is not a number is infinite, since a maximum may lose it."""
+    """The largest of every process."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and logits.numel():
-        logits = logits.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        dist.all_reduce(logits, dist.ReduceOp.MAX)
+        GroupPeers().max(logits)
     return logits
 
 
