@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from trimtab_trainer.max_logits import Logits, gated_max_logit
+from trimtab_trainer.max_logits import Logits, measured_max_logit
 from trimtab_trainer.model.attention import attention_with_log_sum_exp
 from trimtab_trainer.model.visibility import CAUSAL
 from trimtab_trainer.optim import LogitRecorder
@@ -77,7 +77,7 @@ class Bench:
     def gate(self, threshold: float) -> None:
         """What a step adds to it."""
         with torch.no_grad():
-            gated_max_logit(self.logits, self.log_sum_exp, threshold)
+            measured_max_logit(self.logits, self.log_sum_exp, threshold, exact=False)
 
     def forward(self) -> Tensor:
         """The attention of a model that knows nothing of logits."""

@@ -207,7 +207,7 @@ def test_checkpointed_activations_change_no_bit_and_repeat_no_measurement(
     for checkpointing in (False, True):
         config = replace(changed(KINDS[kind], window=7, sinks=True), activation_checkpointing=checkpointing)
         model = built(config)
-        monkeypatch.setattr(gate, "gated_max_logit", counting(measured, str(checkpointing)))
+        monkeypatch.setattr(gate, "measured_max_logits", counting(measured, str(checkpointing)))
         output = model(windows[:, :-1], windows[:, 1:], exact=True)
         output.loss.backward()
         monkeypatch.undo()
@@ -219,9 +219,9 @@ def test_checkpointed_activations_change_no_bit_and_repeat_no_measurement(
 
 def counting(seen: list[str], name: str) -> Any:
     """The real measurement, which notes that it was made."""
-    real = gate.gated_max_logit
+    real = gate.measured_max_logits
 
-    def measure(*arguments: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+    def measure(*arguments: Any, **settings: Any) -> list[tuple[Tensor, Tensor]]:
         seen.append(name)
         return real(*arguments, **settings)
 

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.integrations.attention_layers import attention_layers
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
+from trimtab_trainer.max_logits import RowBounds
 from trimtab_trainer.optim import (
     MuonClip,
     MuonClipConfig,
@@ -90,13 +92,13 @@ def test_each_attention_is_measured_once_though_blocks_are_computed_again(
     if again:
         model.activation_checkpointing_enable({"use_reentrant": False})
     optimizer = MuonClipOptimizer(model)
-    real = logit_recorder.measured_max_logit
+    real = logit_recorder.measured_max_logits
 
-    def counting(*arguments: Any, **settings: Any) -> tuple[Tensor, Tensor]:
-        calls["measured"] += 1
-        return real(*arguments, **settings)
+    def counting(layers: Sequence[RowBounds], *rest: Any, **settings: Any) -> list[tuple[Tensor, Tensor]]:
+        calls["measured"] += len(layers)
+        return real(layers, *rest, **settings)
 
-    monkeypatch.setattr(logit_recorder, "measured_max_logit", counting)
+    monkeypatch.setattr(logit_recorder, "measured_max_logits", counting)
     monkeypatch.setattr(logit_recorder, "largest_logits", None)
     for seed in range(3):
         model(input_ids=tokens(seed), labels=tokens(seed)).loss.backward()

@@ -1,13 +1,16 @@
 """Largest logits and outputs of every kernel that runs here, against the whole matrix in float64, under every mask."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._higher_order_ops.flex_attention import math_attention
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 from trimtab_trainer.max_logits import gate, logits
 from trimtab_trainer.model import attention, kernels
@@ -191,6 +194,71 @@ def test_flex_attention_is_asked_for_what_the_masks_say(
     )
 
 
+@pytest.fixture
+def compiled_flex(monkeypatch: pytest.MonkeyPatch) -> Generator[CompileCounterWithBackend]:
+    """PyTorch's compiler follows flex_attention as on CUDA, up to the kernel: only that one is for CUDA alone."""
+    options = {"OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": True, "BACKEND": "AUTO"}
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex_attention, "_apply_kernel_options", lambda *_: options)
+    torch.compiler.reset()
+    counting = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(flex_attention.flex_attention, backend=counting, fullgraph=True)
+    monkeypatch.setattr(kernels, "_compiled_flex", lambda: compiled)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: Kernel.FLEX)
+    yield counting
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+@pytest.mark.parametrize("mask", MASKS)
+def test_flex_attention_can_be_compiled_and_has_the_maxima_and_gradients_of_the_whole_matrix(
+    mask: str, key_heads: int, compiled_flex: CompileCounterWithBackend
+) -> None:
+    del compiled_flex
+    visibility = MASKS[mask]()
+    inputs = Inputs.drawn(key_heads=key_heads)
+    for tensor in inputs.tensors():
+        tensor.requires_grad_()
+    result = causal_attention(inputs.query, inputs.key, inputs.value, threshold=0.0, exact=False, visibility=visibility)
+    output, largest = full_matrix(inputs, visibility)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    found = torch.autograd.grad((result.output * weights).sum(), inputs.tensors())
+    torch.testing.assert_close(result.output.double(), output, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(result.max_logit.double(), largest, rtol=2e-6, atol=2e-5)
+    torch.testing.assert_close(
+        found, torch.autograd.grad((output * weights).sum(), inputs.tensors()), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_flex_attention_is_compiled_once_for_all_layers_and_steps(
+    compiled_flex: CompileCounterWithBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    real = flex_attention.create_block_mask
+    monkeypatch.setattr(
+        flex_attention, "create_block_mask", lambda *given, **more: made.append(0) or real(*given, **more)
+    )
+    for step in range(4):
+        visibility = Visibility(window=WINDOW, documents=document_numbers() * (step + 1))
+        for _layer in range(3):
+            inputs = Inputs.drawn()
+            causal_attention(*inputs.tensors(), threshold=0.0, exact=False, visibility=visibility)
+    assert compiled_flex.frame_count == 1
+    assert len(made) == 4, "one mask for all layers of a step"
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+def test_the_flash_operator_of_cuda_takes_what_it_is_given(key_heads: int) -> None:
+    # What PyTorch itself says of its operator on CUDA: tensors that only have a shape need no device.
+    with FakeTensorMode():
+        query, key = (
+            torch.empty(BATCH, heads, TOKENS, 64, dtype=torch.bfloat16, device="cuda") for heads in (HEADS, key_heads)
+        )
+        output, log_sum_exp = kernels.cuda_flash(query, key, key, None)
+    assert (output.shape, output.dtype, output.device.type) == (query.shape, torch.bfloat16, "cuda")
+    assert (log_sum_exp.shape, log_sum_exp.dtype) == ((BATCH, HEADS, TOKENS), torch.float32)
+
+
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
 def test_the_flash_kernel_of_cuda_is_asked_as_that_of_the_cpu_is(
     key_heads: int, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +266,7 @@ def test_the_flash_kernel_of_cuda_is_asked_as_that_of_the_cpu_is(
     def on_cpu(*arguments: object, scale: float | None) -> tuple[Tensor, Tensor, None]:
         *inputs, dropout, causal, debug = arguments
         assert (dropout, causal, debug) == (0.0, True, False)
-        assert len({tensor.shape for tensor in inputs}) == 1
+        assert {tensor.shape[1] for tensor in inputs} == {HEADS, key_heads}
         return (*kernels.cpu_flash(*inputs, scale=scale), None)
 
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention", on_cpu)

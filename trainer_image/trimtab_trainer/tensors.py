@@ -10,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 from torch.utils.hooks import RemovableHandle
 
+from trimtab_trainer import tensor_lists
+
 Result = TypeVar("Result")
 
 IGNORED_TARGET = -100
@@ -49,14 +51,7 @@ def row_pieces(*matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def global_norm(tensors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all elements of `tensors`, accumulated in float64."""
-    norms = [
-        cast(
-            "Tensor",
-            torch.linalg.vector_norm(tensor, dtype=torch.float64),  # pyright: ignore[reportUnknownMemberType]
-        )
-        for tensor in tensors
-    ]
-    return torch.stack(norms).square().sum().sqrt().item()
+    return tensor_lists.norms(tensors, torch.float64).square().sum().sqrt().item()
 
 
 def singular_value_decomposition(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,12 +74,12 @@ def stretches(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 def integers(tensor: Tensor) -> list[int]:
     """Return the elements of a one-dimensional integer tensor."""
-    return [int(element.item()) for element in tensor]
+    return [int(element) for element in floats(tensor)]
 
 
 def floats(tensor: Tensor) -> list[float]:
     """Return all elements of `tensor` in row-major order."""
-    return cast("list[float]", tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
+    return cast("list[float]", tensor.flatten().cpu().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def backpropagate(loss: Tensor) -> None:
@@ -152,13 +147,14 @@ def change_next_gradient(parameter: Tensor, change: Callable[[Tensor], Tensor]) 
 
 def first_index(mask: Tensor) -> tuple[int, ...] | None:
     """Return the index of the first true element of `mask`, or None."""
-    found = mask.nonzero()
-    return tuple(integers(found[0])) if len(found) else None
+    return next(iter(true_indices(mask)), None)
 
 
 def true_indices(mask: Tensor) -> list[tuple[int, ...]]:
     """Return the indices of all true elements of `mask`, in row-major order."""
-    return [tuple(integers(index)) for index in mask.nonzero()]
+    # The way to the host is taken once, and not for each index.
+    found = mask.cpu().nonzero()
+    return [tuple(integers(index)) for index in found]
 
 
 @contextmanager

@@ -5,6 +5,8 @@ cannot exceed it, and in the other heads only the rows that may hold the maximum
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -23,36 +25,62 @@ FIRST_ROWS: Final = 8
 """Rows of a head with the largest log-sum-exp, of each sample: most often one of them holds the maximum."""
 
 
-def measured_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float, *, exact: bool) -> tuple[Tensor, Tensor]:
-    """Return `gated_max_logit`; when `exact`, that of heads at or below the threshold is the largest logit itself, too.
-
-    The numbers of the heads above it have the same bits either way: a step that is looked at closely must clip by the
-    same numbers as any other.
-    """
-    max_logit, known = gated_max_logit(logits, log_sum_exp, threshold)
-    if not exact or known.all():
-        return max_logit, known
-    every, _ = gated_max_logit(logits, log_sum_exp, -math.inf)
-    return torch.where(known, max_logit, every), torch.ones_like(known)
-
-
-def gated_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return the largest logit [heads] or an upper bound, and where it is the largest logit itself.
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """What a kernel leaves of a layer: its logits, not computed yet, and an upper bound of those of every row.
 
     `log_sum_exp` [batch, heads, queries] is that of every row, a sink's logit included where there is one.
     """
-    if (blind := logits.mask.blind(log_sum_exp.shape[-1], log_sum_exp.device)) is not None:
-        # Kernels return 0 for a row that sees nothing.
-        log_sum_exp = log_sum_exp.masked_fill(blind, -math.inf)
+
+    logits: Logits
+    log_sum_exp: Tensor
+
+
+def measured_max_logits(layers: Sequence[RowBounds], threshold: float, *, exact: bool) -> list[tuple[Tensor, Tensor]]:
+    """Return for each layer the largest logit [heads] or an upper bound, and where it is the largest logit itself.
+
+    That is so for heads that can be above `threshold`, and when `exact` for all. The numbers of the heads above it have
+    the same bits either way: a step that is looked at closely must clip by the same numbers as any other. However many
+    layers there are, a device is waited for once, and again only for layers with such a head.
+    """
+    seen = [_without_blind_rows(layer) for layer in layers]
+    largest = [layer.log_sum_exp.amax((0, 2)) for layer in seen]
     # A few numbers: operators on tensors of this size cost more than they compute.
-    bounds = [_bound(largest) for largest in floats(log_sum_exp.amax((0, 2)))]
+    numbers = iter(floats(torch.cat([one.to(largest[0].device) for one in largest]))) if largest else iter(())
+    bounds = [[_bound(next(numbers)) for _ in range(len(one))] for one in largest]
+    return [_measured(*each, threshold, exact=exact) for each in zip(seen, bounds, strict=True)]
+
+
+def measured_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float, *, exact: bool) -> tuple[Tensor, Tensor]:
+    """Return the same of one layer."""
+    return measured_max_logits([RowBounds(logits, log_sum_exp)], threshold, exact=exact)[0]
+
+
+def _without_blind_rows(layer: RowBounds) -> RowBounds:
+    """Kernels return 0 for a row that sees nothing."""
+    log_sum_exp = layer.log_sum_exp
+    blind = layer.logits.mask.blind(log_sum_exp.shape[-1], log_sum_exp.device)
+    return layer if blind is None else replace(layer, log_sum_exp=log_sum_exp.masked_fill(blind, -math.inf))
+
+
+def _measured(layer: RowBounds, bounds: Sequence[float], threshold: float, *, exact: bool) -> tuple[Tensor, Tensor]:
+    max_logit, is_open = _gated(layer, bounds, threshold)
+    if exact and not all(is_open):
+        every, _ = _gated(layer, bounds, -math.inf)
+        known = torch.tensor(is_open, device=every.device)
+        return torch.where(known, max_logit, every), torch.ones_like(known)
+    return max_logit, torch.tensor(is_open, device=max_logit.device)
+
+
+def _gated(layer: RowBounds, bounds: Sequence[float], threshold: float) -> tuple[Tensor, list[bool]]:
+    """The largest logit of each head whose bound is above the threshold, else the bound; and whether it is above."""
     is_open = [threshold < bound < math.inf for bound in bounds]
-    found, known = log_sum_exp.new_tensor(bounds), torch.tensor(is_open, device=log_sum_exp.device)
+    found = layer.log_sum_exp.new_tensor(bounds)
     if not any(is_open):
-        return found, known
-    heads = known.nonzero().squeeze(-1)
-    opened = log_sum_exp if all(is_open) else log_sum_exp.index_select(1, heads)
-    return found.index_copy(0, heads, _maxima(logits, heads, opened).to(found.dtype)), known
+        return found, is_open
+    heads = torch.tensor([head for head, opened in enumerate(is_open) if opened], device=found.device)
+    opened = layer.log_sum_exp if all(is_open) else layer.log_sum_exp.index_select(1, heads)
+    return found.index_copy(0, heads, _maxima(layer.logits, heads, opened).to(found.dtype)), is_open
 
 
 def _bound(log_sum_exp: float) -> float:

@@ -7,17 +7,23 @@ exceed it, and in the other heads only the rows that may hold the maximum are co
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trimtab_trainer.max_logits import Logits, measured_max_logit
+from trimtab_trainer.max_logits import (
+    AttentionTelemetry,
+    Logits,
+    RowBounds,
+    measured_max_logit,
+    measured_max_logits,
+)
 from trimtab_trainer.model.kernels import (
     AttentionCase,
     Kernel,
@@ -46,6 +52,8 @@ class AttentionResult:
     output: Tensor
     max_logit: Tensor
     exact: Tensor
+    waiting: RowBounds | None = None
+    """What the largest logits are to be measured from, where they are not yet."""
 
 
 def causal_attention(
@@ -58,6 +66,7 @@ def causal_attention(
     visibility: Visibility = CAUSAL,
     sink: Tensor | None = None,
     scale: float | None = None,
+    postponed: bool = False,
 ) -> AttentionResult:
     """Attend causally; all inputs are [batch, heads, tokens, dimension].
 
@@ -66,7 +75,7 @@ def causal_attention(
     multiplies the products, by default the root of the inverse dimension.
 
     The largest logit is exact for every head that exceeds `threshold`, and for every head when `exact`; that changes
-    no bit of the heads that exceed it.
+    no bit of the heads that exceed it. When `postponed`, it may be left to `measured_together`.
     """
     logits = Logits(
         query.detach(), key.detach(), visibility, 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -81,8 +90,24 @@ def causal_attention(
     with torch.no_grad():
         if log_sum_exp is None:
             return _all_exact(output, logits.maxima())
+        if postponed:
+            return replace(_unmeasured(output), waiting=RowBounds(logits, log_sum_exp))
         max_logit, known = measured_max_logit(logits, log_sum_exp, threshold, exact=exact)
         return AttentionResult(output, max_logit, known)
+
+
+@torch.no_grad()
+def measured_together(results: Sequence[AttentionResult], threshold: float, *, exact: bool) -> AttentionTelemetry:
+    """The largest logits [layers, heads] of all layers; of those that are measured already as they are.
+
+    On a device the whole forward pass is launched before the host waits for it the first time.
+    """
+    waiting = [result.waiting for result in results if result.waiting is not None]
+    measured = iter(measured_max_logits(waiting, threshold, exact=exact))
+    found = [(one.max_logit, one.exact) if one.waiting is None else next(measured) for one in results]
+    return AttentionTelemetry(
+        max_logit=torch.stack([max_logit for max_logit, _ in found]), exact=torch.stack([known for _, known in found])
+    )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trimtab_trainer.model.experts_config import ExpertsConfig
 from trimtab_trainer.model.layers import Linear
+from trimtab_trainer.tensors import integers, stretches
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,12 @@ class Experts(nn.Module):
     def _mixed(self, x: Tensor, weights: Tensor, admitted: Tensor) -> Tensor:
         """The outputs of the experts, each `admitted` token's weighted; all are [batch, tokens, ...]."""
         rows, shares = x.flatten(0, 1), weights.flatten(0, 1)
+        by_expert = admitted.flatten(0, 1).T
+        # A device is waited for once: with their number known, the places of what is admitted need no look at it.
+        counts = integers(by_expert.sum(1))
+        places = torch.nonzero_static(by_expert, size=sum(counts))[:, 1]
         mixed = torch.zeros_like(rows)
-        for number, expert in enumerate(self.experts):
-            own = admitted[..., number].flatten().nonzero().squeeze(-1)
+        for number, (expert, own) in enumerate(zip(self.experts, stretches(places, counts), strict=True)):
             output = expert(rows[own]) * shares[own, number, None]
             mixed = mixed.index_add(0, own, output.to(mixed.dtype))
         return mixed.view_as(x)

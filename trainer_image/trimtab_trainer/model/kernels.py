@@ -92,10 +92,10 @@ def cpu_flash(
 
 
 def cuda_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Return the causal output and the log-sum-exp [batch, heads, tokens] in float32."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    """Return the causal output and the log-sum-exp [batch, heads, tokens] in float32.
+
+    Keys may have fewer heads than queries: the kernel reads each once for all the queries that share it.
+    """
     result = torch.ops.aten._scaled_dot_product_flash_attention(  # noqa: SLF001
         query, key, value, 0.0, True, False, scale=scale
     )
@@ -106,26 +106,28 @@ def flex_with_max_scores(
     query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return output and the largest logit of every row [batch, heads, tokens] in float32."""
-    flex = _flex_module()
-    batch, _, tokens, _ = query.shape
-    mask = flex.create_block_mask(
-        _mask_function(visibility),
-        batch if visibility.documents is not None or visibility.present is not None else None,
-        None,
-        tokens,
-        tokens,
-        device=query.device,
-    )
     output, auxiliary = _compiled_flex()(
         query,
         key,
         value,
-        block_mask=mask,
+        block_mask=_block_mask(query, visibility),
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
-        return_aux=flex.AuxRequest(max_scores=True),
+        return_aux=_flex_module().AuxRequest(max_scores=True),
     )
     return output, auxiliary.max_scores.detach()
+
+
+def _block_mask(query: Tensor, visibility: Visibility) -> Any:
+    """Which blocks flex_attention may leave out: made once for all layers of a forward pass."""
+    batch, _, tokens, _ = query.shape
+    samples = batch if visibility.documents is not None or visibility.present is not None else None
+
+    def made() -> Any:
+        sees = _mask_function(visibility)
+        return _flex_module().create_block_mask(sees, samples, None, tokens, tokens, device=query.device)
+
+    return visibility.made_once(("blocks", samples, tokens, query.device), made)
 
 
 def _mask_function(visibility: Visibility) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -30,6 +30,9 @@ class ForwardPass:
     dropout: float
     """Probability that an element of a residual branch is dropped in training mode."""
 
+    postponed: bool
+    """Whether the largest logits are measured when all layers have attended."""
+
 
 class SelfAttention(nn.Module, ABC):
     """What all kinds share: the heads, the output projection, sinks, and the attention itself."""
@@ -54,6 +57,7 @@ class SelfAttention(nn.Module, ABC):
                 exact=current.exact,
                 visibility=current.visibility,
                 sink=self.sink,
+                postponed=current.postponed,
             )
         return self.out(result.output.permute(0, 2, 1, 3).flatten(2)), result
 

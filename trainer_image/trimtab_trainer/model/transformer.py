@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.max_logits import AttentionTelemetry
-from trimtab_trainer.model.attention import AttentionResult, infinite_beyond_resolution, without_max_logits
+from trimtab_trainer.model.attention import (
+    AttentionResult,
+    infinite_beyond_resolution,
+    measured_together,
+    without_max_logits,
+)
 from trimtab_trainer.model.config import TransformerConfig
 from trimtab_trainer.model.dropout import keyed_dropout
 from trimtab_trainer.model.experts import Experts, Routing
@@ -163,6 +168,8 @@ class Transformer(nn.Module):
             visibility=self._visibility_of(documents, present),
             sample_ids=sample_ids,
             dropout=dropout,
+            # Queries and keys are kept until then, as the backward pass does in any case unless it computes them again.
+            postponed=tokens.device.type != "cpu" and not self.config.activation_checkpointing,
         )
         x = self.embedding(tokens)
         results: list[AttentionResult] = []
@@ -172,10 +179,8 @@ class Transformer(nn.Module):
             results.append(result)
             routings += [] if routing is None else [routing]
         logits = self.head(self.norm(x))
-        attention = AttentionTelemetry(
-            max_logit=infinite_beyond_resolution(torch.stack([result.max_logit for result in results])),
-            exact=torch.stack([result.exact for result in results]),
-        )
+        attention = measured_together(results, qk_threshold, exact=exact)
+        attention = replace(attention, max_logit=infinite_beyond_resolution(attention.max_logit))
         return ModelOutput(
             loss=None if targets is None else _loss(logits, targets, reduction, masked=masked),
             logits=logits if targets is None else None,

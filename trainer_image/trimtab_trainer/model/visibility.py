@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Visibility:
     present: Tensor | None = None
     """[batch, tokens], false for padding, which neither sees nor is seen."""
 
-    _masks: dict[tuple[object, ...], Tensor] = field(
-        default_factory=dict[tuple[object, ...], Tensor], repr=False, compare=False
+    _made: dict[tuple[object, ...], Any] = field(
+        default_factory=dict[tuple[object, ...], Any], repr=False, compare=False
     )
 
     @property
@@ -93,7 +95,7 @@ class Visibility:
 
     def counts(self, tokens: int, device: torch.device) -> Tensor:
         """How many keys each query sees, [batch or 1, tokens]."""
-        return self._cached(("counts", tokens, device), lambda: self._everything(tokens, device).sum(-1))
+        return self.made_once(("counts", tokens, device), lambda: self._everything(tokens, device).sum(-1))
 
     def additive_mask(self, query: Tensor, *, sink: bool) -> Tensor:
         """Zero where seen and minus infinity elsewhere, [batch or 1, 1, tokens, keys], of the query's type.
@@ -110,16 +112,17 @@ class Visibility:
                 :, None
             ]
 
-        return self._cached(("mask", tokens, query.dtype, query.device, sink), made)
+        return self.made_once(("mask", tokens, query.dtype, query.device, sink), made)
+
+    def made_once(self, key: tuple[object, ...], make: Callable[[], _Made]) -> _Made:
+        """What `make` returns, from the first call with this key on; any mask that follows from this one."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def _everything(self, tokens: int, device: torch.device) -> Tensor:
         positions = torch.arange(tokens, device=device)
-        return self._cached(("all", tokens, device), lambda: self.sees(positions, positions))
-
-    def _cached(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
-        if key not in self._masks:
-            self._masks[key] = make()
-        return self._masks[key]
+        return self.made_once(("all", tokens, device), lambda: self.sees(positions, positions))
 
     @staticmethod
     def _of(values: Tensor, batch: int | None) -> Tensor:

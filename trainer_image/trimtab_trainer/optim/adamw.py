@@ -1,11 +1,13 @@
 """AdamW (Loshchilov and Hutter, arXiv 1711.05101) for what is not a hidden matrix."""
 
 import math
-from collections.abc import Container, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from trimtab_trainer import tensor_lists
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.weights import Weight
 
@@ -33,17 +35,28 @@ class AdamW:
         # The bias corrections are folded into two scalars, not applied to every element.
         rate = lr / (1 - config.beta1**count)
         correction = math.sqrt(1 - config.beta2**count)
+        for group in self._together(names):
+            values = [weight.value for weight in group]
+            first = [self._first[weight.name] for weight in group]
+            second = [self._second[weight.name] for weight in group]
+            gradients = [weight.gradient().to(weight.value.dtype) for weight in group]
+            tensor_lists.move_towards(first, gradients, 1 - config.beta1)
+            tensor_lists.scale(second, config.beta2)
+            tensor_lists.add_products(second, gradients, gradients, 1 - config.beta2)
+            denominators = tensor_lists.scaled_roots(second, correction, config.epsilon)
+            if group[0].decay:
+                tensor_lists.scale(values, 1 - lr * group[0].decay)
+            tensor_lists.add_quotients(values, first, denominators, -rate * group[0].learning_rate_scale)
+
+    def _together(self, names: Container[str] | None) -> Iterable[Sequence[Weight]]:
+        """What is updated in one go: on the CPU each weight by itself, which stays in the cache from pass to pass."""
+        groups: defaultdict[object, list[Weight]] = defaultdict(list)
         for weight in self._weights:
-            if names is not None and weight.name not in names:
-                continue
-            value, first, second = weight.value, self._first[weight.name], self._second[weight.name]
-            gradient = weight.gradient().to(value.dtype)
-            first.lerp_(gradient, 1 - config.beta1)
-            second.mul_(config.beta2).addcmul_(gradient, gradient, value=1 - config.beta2)
-            denominator = second.sqrt().div_(correction).add_(config.epsilon)
-            if weight.decay:
-                value.mul_(1 - lr * weight.decay)
-            value.addcdiv_(first, denominator, value=-rate * weight.learning_rate_scale)
+            if names is None or weight.name in names:
+                device = weight.value.device
+                alone = weight.name if device.type == "cpu" else ""
+                groups[alone, device, weight.decay, weight.learning_rate_scale].append(weight)
+        return groups.values()
 
     def first_moments(self) -> dict[str, Tensor]:
         """Return the running mean of the gradients by name (the live tensors)."""

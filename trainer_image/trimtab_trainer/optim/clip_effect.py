@@ -1,12 +1,13 @@
 """Whether logits follow when QK-Clip scales the weights that make them."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from trimtab_trainer.tensors import integers
+from trimtab_trainer.tensors import true_indices
 
 UPDATES: Final = 20
 """So many updates in a row a head must have been clipped in before anything is said."""
@@ -46,6 +47,9 @@ class ClipEffect:
         self._first = torch.where(self._lengths > 0, self._first, max_logits)
         self._lengths = torch.where(clipped, self._lengths + 1, 0)
         vain = (self._lengths > UPDATES) & (max_logits > LARGEST_FALL * self._first)
-        found = [layer for layer in hot if layer not in self._told and bool(vain[layer].any())]
-        self._told.update(found)
-        return [(layer, integers(vain[layer].nonzero().flatten())) for layer in found]
+        of_layer: defaultdict[int, list[int]] = defaultdict(list)
+        for layer, head in true_indices(vain):
+            of_layer[layer].append(head)
+        found = [(layer, of_layer[layer]) for layer in hot if layer not in self._told and layer in of_layer]
+        self._told.update(layer for layer, _ in found)
+        return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from trimtab_trainer import tensor_lists
 from trimtab_trainer.fields import raise_if_any
 from trimtab_trainer.optim.config import ParameterGroup
 from trimtab_trainer.optim.routing import first_match, unused
@@ -42,8 +43,7 @@ def clip_gradients(gradients: Sequence[Tensor], max_norm: float, norm: float | N
     if not math.isfinite(norm) or norm <= max_norm:
         return GradientClip(norm=norm, ratio=1.0)
     ratio = max_norm / norm
-    for gradient in gradients:
-        gradient.mul_(ratio)
+    tensor_lists.scale(gradients, ratio)
     return GradientClip(norm=norm, ratio=ratio)
 
 

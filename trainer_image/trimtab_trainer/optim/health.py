@@ -5,7 +5,7 @@ them every so many steps, not in every one.
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trimtab_trainer.optim.gradients import count_non_finite
 from trimtab_trainer.optim.muon_clip import MuonClip
-from trimtab_trainer.tensors import frobenius_norms, transposed
+from trimtab_trainer.tensors import floats, frobenius_norms, transposed
 
 POWER_ITERATIONS: Final = 8
 """Enough for a few per cent where the largest singular values lie close together, and exact where one stands out."""
@@ -77,27 +77,52 @@ def optimizer_health(
     momenta: dict[str, Tensor] = {**state["muon_momentum"], **state["adamw_first_moment"]}
     variances: dict[str, Tensor] = state["adamw_second_moment"]
     masters: dict[str, Tensor] = state.get("master_weights", {})
-    updates = optimizer.update_norms()
-    found: list[WeightHealth] = []
+    looks: list[_Look] = []
     for route in optimizer.routes:
-        if only is not None and route.name not in only:
-            continue
-        weight, momentum = masters.get(route.name, route.parameter), momenta[route.name]
-        kept = (momentum, *(variances[name] for name in (route.name,) if name in variances))
-        estimated = weight.ndim in {2, 3} and (spectral_of is None or route.name in spectral_of)
-        found.append(
-            WeightHealth(
-                name=route.name,
-                norm=_norm(weight),
-                spectral_norm=float(spectral_norms(weight, iterations).max()) if estimated else None,
-                momentum_norm=_norm(momentum),
-                nonfinite=nonfinite_elements((weight,)),
-                nonfinite_state=nonfinite_elements(kept),
-                update_norm=updates.get(route.name),
-                elements=weight.numel(),
-            )
+        if only is None or route.name in only:
+            weight, momentum = masters.get(route.name, route.parameter), momenta[route.name]
+            estimated = weight.ndim in {2, 3} and (spectral_of is None or route.name in spectral_of)
+            looks.append(_Look(route.name, weight, momentum, variances.get(route.name), iterations * estimated))
+    # All figures are read together: a device is waited for once.
+    numbers = floats(torch.stack([number for look in looks for number in look.numbers()])) if looks else []
+    updates, each = optimizer.update_norms(), len(numbers) // max(len(looks), 1)
+    return tuple(
+        look.health(numbers[place * each : (place + 1) * each], updates.get(look.name))
+        for place, look in enumerate(looks)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A parameter, or its float32 copy, and its state."""
+
+    name: str
+    weight: Tensor
+    momentum: Tensor
+    variance: Tensor | None
+    iterations: int
+    """Of the power method; 0 where no spectral norm is asked for."""
+
+    def numbers(self) -> list[Tensor]:
+        """Scalars, where the tensors are."""
+        spectral = spectral_norms(self.weight, self.iterations).max() if self.iterations else self.weight.new_zeros(())
+        kept = self.momentum if self.variance is None else self.variance
+        return [_norm(self.weight), spectral, _norm(self.momentum), *map(torch.sum, (self.weight, self.momentum, kept))]
+
+    def health(self, numbers: Sequence[float], update_norm: float | None) -> WeightHealth:
+        """What the scalars say."""
+        norm, spectral, momentum_norm, of_weight, *of_state = numbers
+        state = (self.momentum,) if self.variance is None else (self.momentum, self.variance)
+        return WeightHealth(
+            name=self.name,
+            norm=norm,
+            spectral_norm=spectral if self.iterations else None,
+            momentum_norm=momentum_norm,
+            nonfinite=_counted((self.weight,), (of_weight,)),
+            nonfinite_state=_counted(state, of_state[: len(state)]),
+            update_norm=update_norm,
+            elements=self.weight.numel(),
         )
-    return tuple(found)
 
 
 @torch.no_grad()
@@ -125,8 +150,13 @@ def _unit(vectors: Tensor) -> Tensor:
 @torch.no_grad()
 def nonfinite_elements(tensors: Iterable[Tensor]) -> int:
     """Return how many elements are NaN or infinite, in one pass over each tensor whose elements are all finite."""
+    those = tuple(tensors)
+    return _counted(those, floats(torch.stack([tensor.sum() for tensor in those]))) if those else 0
+
+
+def _counted(tensors: Sequence[Tensor], sums: Sequence[float]) -> int:
     # A sum of finite elements may overflow, and then they are counted: a hint, and no more.
-    return count_non_finite(tensor for tensor in tensors if not math.isfinite(float(tensor.sum())))
+    return count_non_finite(one for one, total in zip(tensors, sums, strict=True) if not math.isfinite(total))
 
 
 def nonfinite_state(optimizer: MuonClip) -> int:
@@ -141,5 +171,5 @@ def clip_activity(gammas: Tensor) -> ClipActivity:
     return ClipActivity(share=(gammas < 1).double().mean(0), smallest=gammas.amin(0))
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(frobenius_norms(tensor.flatten()[None]))
+def _norm(tensor: Tensor) -> Tensor:
+    return frobenius_norms(tensor.flatten()[None])[0, 0]

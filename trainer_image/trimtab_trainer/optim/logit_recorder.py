@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from trimtab_trainer.fields import at_least, raise_if_any
-from trimtab_trainer.max_logits import AttentionTelemetry, measured_max_logit
+from trimtab_trainer.max_logits import AttentionTelemetry, RowBounds, measured_max_logits
 from trimtab_trainer.max_logits.kernel_calls import KernelCall, seen_call
 from trimtab_trainer.optim.attention_logits import (
     attention_logits,
@@ -21,7 +21,7 @@ from trimtab_trainer.optim.attention_logits import (
     largest_of_nothing,
 )
 from trimtab_trainer.optim.multihead_logits import multihead_largest_logits
-from trimtab_trainer.tensors import in_backward_pass, withdraw_mode, without_autocast
+from trimtab_trainer.tensors import in_backward_pass, saved_tensors_are_hooked, withdraw_mode, without_autocast
 
 _POSITIONAL: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _ATTENTION: Final = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
@@ -29,6 +29,18 @@ _ATTENTION: Final = (F.scaled_dot_product_attention, F.multi_head_attention_forw
 
 Noted = tuple[list[AttentionTelemetry], int]
 """What was seen so far: the numbers of each layer, and how many calls made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A call that is not measured yet."""
+
+    call: int
+    """Its number since the largest logits were last taken."""
+
+    bounds: RowBounds
+    masked: bool
+    exact: bool
 
 
 class LogitRecorder(TorchFunctionMode):
@@ -63,6 +75,7 @@ class LogitRecorder(TorchFunctionMode):
         self._entered = False
         self._noted: list[AttentionTelemetry] = []
         self._calls = 0
+        self._waiting: list[_Waiting] = []
         self._before: Noted = [], 0
 
     def max_logits(self) -> Tensor:
@@ -75,8 +88,8 @@ class LogitRecorder(TorchFunctionMode):
 
     def take(self) -> AttentionTelemetry:
         """Return the same, and which of them are the largest logits themselves; raises ValueError likewise."""
-        noted, calls = self._noted, self._calls
-        self._noted, self._calls = [], 0
+        noted, calls = self.noted()
+        self.put_back(([], 0))
         if calls == 0:
             raise ValueError(
                 f"layers: {self._layers} layers were not seen to attend since their largest logits were last taken; "
@@ -117,18 +130,19 @@ class LogitRecorder(TorchFunctionMode):
 
     def noted(self) -> Noted:
         """What was seen since `take`, for `put_back`."""
+        self._measure_waiting()
         return list(self._noted), self._calls
 
     def put_back(self, noted: Noted) -> None:
         """Have seen what `noted` once returned, and nothing since."""
-        self._noted, self._calls = list(noted[0]), noted[1]
+        self._noted, self._calls, self._waiting = list(noted[0]), noted[1], []
 
     def __enter__(self) -> "LogitRecorder":
         """Begin to see attention; raises RuntimeError while it does."""
         if self._entered:
             raise RuntimeError("LogitRecorder: is entered already; one forward pass is within one block")
         self._entered = True
-        self._before = list(self._noted), self._calls
+        self._before = self.noted()
         self._lowest = -math.inf if self._threshold is None else self._threshold()
         super().__enter__()
         return self
@@ -139,7 +153,9 @@ class LogitRecorder(TorchFunctionMode):
         """See no more; behind an exception, forget what was seen since the beginning."""
         super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType] untyped
         self._entered = False
-        if kind is not None:
+        if kind is None:
+            self._measure_waiting()
+        else:
             self.put_back(self._before)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,32 +182,50 @@ class LogitRecorder(TorchFunctionMode):
         elif call is None:
             self._note_exact(_whole_product(func, args, given))
         else:
-            self._note(self._measured(_with_mask_of_booleans(call, func, args, given)))
+            self._note_bounds(_with_mask_of_booleans(call, func, args, given))
         return output
 
-    def _measured(self, call: KernelCall) -> AttentionTelemetry:
+    def _note_bounds(self, call: KernelCall) -> None:
         logits = attention_logits(
             call.query, call.key, attn_mask=call.attn_mask, is_causal=call.is_causal, scale=call.scale
         )
-        with torch.no_grad(), without_autocast(call.query.device.type):
-            found, known = measured_max_logit(logits, call.log_sum_exp, self._lowest, exact=self.exact)
-        if call.attn_mask is not None:
-            found = finite_where_nothing_is_seen(found)
-        if self._lowest == -math.inf:
+        bounds = RowBounds(logits, call.log_sum_exp)
+        self._waiting.append(_Waiting(self._calls, bounds, masked=call.attn_mask is not None, exact=self.exact))
+        self._calls += 1
+        # What the graph keeps in any case costs nothing to keep, and a device is waited for once in a forward pass.
+        kept = call.query.requires_grad and not saved_tensors_are_hooked()
+        if call.query.device.type == "cpu" or not kept:
+            self._measure_waiting()
+
+    @torch.no_grad()
+    def _measure_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        bounds, exact = [one.bounds for one in waiting], any(one.exact for one in waiting)
+        with without_autocast(bounds[0].log_sum_exp.device.type):
+            measured = measured_max_logits(bounds, self._lowest, exact=exact)
+        for one, (found, known) in zip(waiting, measured, strict=True):
+            max_logit = finite_where_nothing_is_seen(found) if one.masked else found
             # What opens no gate then is no number, and known as well as it can be.
-            known = torch.ones_like(known)
-        return AttentionTelemetry(found, known)
+            is_known = torch.ones_like(known) if self._lowest == -math.inf else known
+            self._keep(one.call, AttentionTelemetry(max_logit, is_known))
 
     def _note_exact(self, max_logit: Tensor) -> None:
         self._note(AttentionTelemetry(max_logit, torch.ones_like(max_logit, dtype=torch.bool)))
 
     def _note(self, found: AttentionTelemetry) -> None:
-        layer = self._calls % self._layers
-        if self._calls < self._layers:
+        self._measure_waiting()
+        self._keep(self._calls, found)
+        self._calls += 1
+
+    def _keep(self, call: int, found: AttentionTelemetry) -> None:
+        """Keep what was found in a call, by its number; calls come in their order."""
+        layer = call % self._layers
+        if call < self._layers:
             self._noted.append(found)
         else:
             self._noted[layer] = _larger(self._noted[layer], found)
-        self._calls += 1
 
 
 def _larger(one: AttentionTelemetry, other: AttentionTelemetry) -> AttentionTelemetry:

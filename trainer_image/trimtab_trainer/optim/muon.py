@@ -14,13 +14,14 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
+from trimtab_trainer import tensor_lists
 from trimtab_trainer.optim.coefficients import COEFFICIENT_SETS, Polynomials
 from trimtab_trainer.optim.config import MuonClipConfig
 from trimtab_trainer.optim.division import Task, matrix_cost
 from trimtab_trainer.optim.newton_schulz import COMPUTE_TYPES, normalise, orthogonalised
 from trimtab_trainer.optim.shared_results import Peers, SharedResults
 from trimtab_trainer.optim.weights import Weight
-from trimtab_trainer.tensors import frobenius_norms, joined_norm, row_pieces
+from trimtab_trainer.tensors import floats, frobenius_norms, joined_norm, row_pieces
 
 SLAB_BYTES: Final = 1 << 18
 """How much, in the type of the products, is multiplied at once on the CPU, where stacks that leave the cache cost more
@@ -85,9 +86,10 @@ class Muon:
     def update_norms(self) -> dict[str, float]:
         """The Euclidean norm of each parameter's last update, before `lr`, by name; none before the first update."""
         squares: defaultdict[str, float] = defaultdict(float)
-        for place in sorted(self._norms):
-            for block, norm in zip(self._slabs[place], self._norms[place].double().cpu().unbind(), strict=True):
-                squares[block.name] += float(norm) ** 2
+        places = sorted(self._norms)
+        norms = floats(torch.cat([self._norms[place] for place in places])) if places else []
+        for block, norm in zip((block for place in places for block in self._slabs[place]), norms, strict=True):
+            squares[block.name] += norm**2
         return {name: math.sqrt(square) for name, square in squares.items()}
 
     def momentum(self) -> dict[str, Tensor]:
@@ -172,6 +174,8 @@ def directions(gradients: Sequence[Tensor], momenta: Sequence[Tensor], config: M
         dtype=COMPUTE_TYPES[config.newton_schulz_dtype],
         device=momenta[0].device,
     )
+    if rounded.device.type != "cpu":
+        return normalise(rounded, _advance_together(gradients, momenta, rounded, config))
     norms = [_advance(*each, config) for each in zip(gradients, momenta, rounded.unbind(), strict=True)]
     return normalise(rounded, torch.stack(norms))
 
@@ -190,6 +194,8 @@ def apply_updates(parameters: Sequence[Tensor], updates: Tensor, lr: float, deca
 
     `updates` [count, rows, columns] may have fewer bits than the parameters. Returns their Frobenius norms [count].
     """
+    if updates.device.type != "cpu":
+        return _apply_together(parameters, updates, lr, decay, lr * scale)
     norms = [_apply(*each, lr, decay, lr * scale) for each in zip(parameters, updates.unbind(), strict=True)]
     return torch.cat(norms).flatten()
 
@@ -205,6 +211,17 @@ def _advance(gradient: Tensor, momentum: Tensor, rounded: Tensor, config: MuonCl
     return joined_norm(norms)
 
 
+def _advance_together(
+    gradients: Sequence[Tensor], momenta: Sequence[Tensor], rounded: Tensor, config: MuonClipConfig
+) -> Tensor:
+    """The same of all matrices at once; return the norms of their directions [count, 1, 1]."""
+    tensor_lists.scale(momenta, config.momentum)
+    tensor_lists.add_to(momenta, gradients)
+    towards = tensor_lists.add(gradients, momenta, alpha=config.momentum) if config.nesterov else momenta
+    tensor_lists.copy_to(rounded.unbind(), towards)
+    return tensor_lists.norms(towards, torch.promote_types(towards[0].dtype, torch.float32))[:, None, None]
+
+
 def _apply(parameter: Tensor, update: Tensor, lr: float, decay: float, scaled_lr: float) -> Tensor:
     """Update one parameter; return the update's norm [1, 1]."""
     norms: list[Tensor] = []
@@ -214,6 +231,14 @@ def _apply(parameter: Tensor, update: Tensor, lr: float, decay: float, scaled_lr
         norms.append(frobenius_norms(wide))
         values.mul_(1 - lr * decay).add_(wide, alpha=-scaled_lr)
     return joined_norm(norms)
+
+
+def _apply_together(parameters: Sequence[Tensor], updates: Tensor, lr: float, decay: float, scaled_lr: float) -> Tensor:
+    """Update all parameters at once; return the norms of their updates [count]."""
+    wide = updates.to(torch.promote_types(updates.dtype, torch.float32))
+    tensor_lists.scale(parameters, 1 - lr * decay)
+    tensor_lists.add_to(parameters, wide.unbind(), alpha=-scaled_lr)
+    return frobenius_norms(wide).flatten()
 
 
 def _scaled(polynomials: Polynomials, scale: float) -> Polynomials:

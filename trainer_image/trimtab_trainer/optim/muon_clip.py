@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trimtab_trainer import tensor_lists
 from trimtab_trainer.fields import raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads, HeadParameter, LogitPart
 from trimtab_trainer.optim.adamw import AdamW
@@ -189,9 +190,9 @@ class MuonClip:
         for layer in update.hot:
             if names is None or any(name in names for name in self._names_of_layers[layer]):
                 scale_heads(self._layers[layer], update.gamma[layer], self.config.qk_clip_grouped_query)
-        for weight in self._weights:
-            if weight.master is not None and (names is None or weight.name in names):
-                weight.parameter.copy_(weight.master)
+        copied = [one for one in self._weights if one.master is not None and (names is None or one.name in names)]
+        if copied:
+            tensor_lists.copy_to([one.parameter for one in copied], [one.value for one in copied])
 
     def told(self, update: Update) -> StepTelemetry:
         """What an update did, when all parts of it were made."""
