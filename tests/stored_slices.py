@@ -36,13 +36,19 @@ def replaced(store: ObjectStore, reference: CheckpointReference, body: bytes) ->
     return msgspec.structs.replace(reference, sha256=sha256_hex(body))
 
 
+def rewritten(store: ObjectStore, reference: CheckpointReference, **changes: Any) -> CheckpointReference:
+    """The same manifest with other fields in its place, and the reference that fits it."""
+    manifest = msgspec.structs.replace(manifest_of(store, reference), **changes)
+    return replaced(store, reference, encode_manifest(manifest))
+
+
 def with_index(store: ObjectStore, reference: CheckpointReference, name: str, index: bytes) -> CheckpointReference:
     """Another index of an object, with a manifest that fits it, and the reference that fits that."""
     manifest = manifest_of(store, reference)
     store.put(f"{prefix_of(reference)}{index_name(name)}", index)
     stored = msgspec.structs.replace(manifest.objects[index_name(name)], size=len(index), sha256=sha256_hex(index))
     objects = {**manifest.objects, index_name(name): stored}
-    return replaced(store, reference, encode_manifest(msgspec.structs.replace(manifest, objects=objects)))
+    return rewritten(store, reference, objects=objects)
 
 
 def of_schema(manifest: CheckpointManifest, schema: int) -> bytes:
