@@ -1,7 +1,6 @@
 """A run that continues another one: whose checkpoints it may restore, and that it goes on as that one did."""
 
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import msgspec
 import pytest
 from checkpoint_ranks import RUN, Ranks, image, new_state
 from object_store_fixture import ADMIN, ObjectStoreServer
+from opened_worlds import root, world
 from redis_fixture import RedisServer
 from trainer_world import ROOT, Run
 from trimtab_contract import keys
@@ -19,6 +19,8 @@ from trimtab_trainer.adapters.s3 import ObjectStore
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.errors import RestoreFailed
 
+__all__ = ["root", "world"]
+
 OLDER, STRANGER = RunId("team", "older", "1a"), RunId("team", "stranger", "2b")
 
 
@@ -26,20 +28,6 @@ OLDER, STRANGER = RunId("team", "older", "1a"), RunId("team", "stranger", "2b")
 def store(object_store: ObjectStoreServer) -> ObjectStore:
     bucket = object_store.new_bucket()
     return ObjectStore(bucket, endpoint=object_store.endpoint, access_key=ADMIN.access_key, secret_key=ADMIN.secret_key)
-
-
-@pytest.fixture
-def world(store: ObjectStore, tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
-    """Worlds of one root, which no other test shares."""
-    root, opened = f"tests/{uuid.uuid4().hex}", list[Ranks]()
-
-    def open_world(**options: Any) -> Ranks:
-        opened.append(Ranks(store, tmp_path / f"world-{len(opened)}", root=root, **options))
-        return opened[-1]
-
-    yield open_world
-    for ranks in opened:
-        ranks.close()
 
 
 def refused(ranks: Ranks, reference: CheckpointReference) -> RestoreFailed:
