@@ -1,68 +1,36 @@
 """The index of an object's slices: an object itself, verified whole, and read only for what this rank reads."""
 
-import gc
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 import msgspec
 import pytest
-import torch
 from breaking_store import BreakingStore
+from checkpoint_of_two import INDEX, OTHER, OTHER_INDEX, SHARD, ranks, reference, refusal, store
 from checkpoint_ranks import Ranks, image, new_state
 from object_store_fixture import ObjectStoreServer
-from stored_slices import manifest_of, prefix_of, replaced, slices_of, with_index
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from trimtab_contract.checkpoints import StoredObject, StoredSlice, encode_manifest
+from stored_slices import manifest_of, prefix_of, rewritten, slices_of, with_index
+from trimtab_contract.checkpoints import StoredObject, StoredSlice
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.slice_index import SliceIndex, encode_index, index_name
+from trimtab_contract.slice_index import SliceIndex, encode_index
 from trimtab_trainer.checkpointing import RestoreFailure, restoring
 from trimtab_trainer.checkpointing.coordination import Board
 from trimtab_trainer.checkpointing.reading import Place
-from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardLayout, _packed
-from trimtab_trainer.errors import RestoreFailed, SaveBroken
+from trimtab_trainer.checkpointing.shards import METADATA_NAME
+from trimtab_trainer.errors import RestoreFailed
 
-SHARD, OTHER = "__1_0.distcp", "__0_0.distcp"
-INDEX, OTHER_INDEX = index_name(SHARD), index_name(OTHER)
-
-
-@pytest.fixture(scope="module")
-def store(object_store: ObjectStoreServer) -> BreakingStore:
-    return BreakingStore(object_store, object_store.new_bucket())
-
-
-@pytest.fixture(scope="module")
-def ranks(store: BreakingStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    opened = Ranks(store, tmp_path_factory.mktemp("two"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def reference(ranks: Ranks) -> CheckpointReference:
-    return ranks.saved([new_state(7), new_state(7)], 30)
+__all__ = ["ranks", "reference", "store"]
 
 
 def failure(ranks: Ranks, store: BreakingStore, reference: CheckpointReference) -> RestoreFailed:
     """Restore over another state: every rank refuses, keeps what it has, and has read nothing of a tensor."""
-    states = [new_state(8), new_state(8)]
     store.read.clear()
-    outcomes = ranks.restore(reference, states)
-    assert all(isinstance(outcome, RestoreFailed) for outcome in outcomes), outcomes
-    assert [image(state) for state in states] == [image(new_state(8))] * 2
+    told = refusal(ranks, reference)
     read = [place for place in store.read if place.object_name.endswith(".distcp")]
     assert all(place.object_name == SHARD and place.offset + place.length <= VALUES_END for place in read)
-    return outcomes[0]
+    return told
 
 
 VALUES_END = 2522
@@ -97,9 +65,7 @@ def test_a_manifest_that_does_not_tell_of_plain_values_is_inconsistent(
 ) -> None:
     manifest = manifest_of(store, reference)
     silent = {name: msgspec.structs.replace(one, values=0) for name, one in manifest.objects.items()}
-    told = failure(
-        ranks, store, replaced(store, reference, encode_manifest(msgspec.structs.replace(manifest, objects=silent)))
-    )
+    told = failure(ranks, store, rewritten(store, reference, objects=silent))
     assert told.reason == RestoreFailure.MANIFEST_INCONSISTENT
     assert "plain values that the manifest does not tell of" in told.detail
 
@@ -239,7 +205,7 @@ def test_an_object_without_an_index_is_not_read_by_slice(
 ) -> None:
     manifest = manifest_of(store, reference)
     bare = {**manifest.objects, SHARD: msgspec.structs.replace(manifest.objects[SHARD], index="")}
-    forged = replaced(store, reference, encode_manifest(msgspec.structs.replace(manifest, objects=bare)))
+    forged = rewritten(store, reference, objects=bare)
     states = [new_state(8), new_state(8)]
     (told, _) = ranks.restore(forged, states)
     assert isinstance(told, RestoreFailed)
@@ -257,8 +223,7 @@ def test_a_world_reads_only_the_indexes_of_objects_that_it_reads_from(
         "__4_0.distcp": StoredObject(size=1, sha256="0", rank=4, index="__4_0.distcp.index.json"),
         "__4_0.distcp.index.json": StoredObject(size=1, sha256="0", rank=4),
     }
-    enlarged = msgspec.structs.replace(manifest, objects={**manifest.objects, **more})
-    other = replaced(store, reference, encode_manifest(enlarged))
+    other = rewritten(store, reference, objects={**manifest.objects, **more})
     states = [new_state(8), new_state(8)]
     store.read.clear()
     ranks.restore(other, states)
@@ -271,71 +236,3 @@ def test_a_world_reads_only_the_indexes_of_objects_that_it_reads_from(
     in_order = [read.index(name) for name in (INDEX, METADATA_NAME, OTHER_INDEX, OTHER)]
     assert in_order == sorted(in_order), "where plain values lie, the manifest says; the others follow from .metadata"
     assert not [key for key in store.list(prefix) if "__4_" in key]
-
-
-def sharded_plans(ranks: int) -> list[str]:
-    """As all ranks tell them that have four rows of an embedding each."""
-    return [_packed(_sharded_plan(rank, ranks)) for rank in range(ranks)]
-
-
-def _sharded_plan(rank: int, ranks: int) -> SavePlan:
-    offsets = torch.Size([4 * rank, 0])
-    chunk = ChunkStorageMetadata(offsets=offsets, sizes=torch.Size([4, 8]))
-    data = TensorWriteData(
-        chunk=chunk, properties=TensorProperties(dtype=torch.float32), size=torch.Size([4 * ranks, 8])
-    )
-    item = WriteItem(index=MetadataIndex("embedding", offsets), type=WriteItemType.SHARD, tensor_data=data)
-    return SavePlan([item], planner_data={"embedding": ("embedding",)})
-
-
-def test_metadata_says_where_the_slices_of_all_ranks_lie_and_once_what_they_have_in_common() -> None:
-    layout = ShardLayout({}, rank=0, exchange=lambda _: sharded_plans(4))
-    found: Metadata = pickle.loads(layout.metadata([[100 + rank] for rank in range(4)]))
-    storage = {index.offset: stored for index, stored in found.storage_data.items()}
-    assert {offset: (stored.relative_path, stored.offset, stored.length) for offset, stored in storage.items()} == {
-        (4 * rank, 0): (f"__{rank}_0.distcp", 0, 100 + rank) for rank in range(4)
-    }
-    described = found.state_dict_metadata["embedding"]
-    assert isinstance(described, TensorStorageMetadata)
-    assert len({id(chunk.sizes) for chunk in described.chunks}) == 1
-    assert len({id(index.fqn) for index in found.storage_data}) == 1
-
-
-def test_a_rank_other_than_the_first_keeps_no_plan_but_its_own() -> None:
-    kept = {ranks: ShardLayout({}, rank=2, exchange=lambda _, ranks=ranks: sharded_plans(ranks)) for ranks in (4, 64)}
-    assert kept[64].object_name == "__2_0.distcp"
-    assert len(pickle.dumps(vars(kept[64]))) < 1.2 * len(pickle.dumps(vars(kept[4])))
-
-
-def test_no_garbage_is_looked_for_while_the_plans_of_all_ranks_are_read(request: pytest.FixtureRequest) -> None:
-    collections: list[str] = []
-
-    def seen(phase: str, _info: object) -> None:
-        collections.append(phase)
-
-    def exchange(_own: str) -> list[str]:
-        plans = sharded_plans(200)
-        collections.clear()
-        return plans
-
-    request.addfinalizer(partial(gc.set_threshold, *gc.get_threshold()))
-    gc.set_threshold(20)
-    gc.callbacks.append(seen)
-    try:
-        layout = ShardLayout({}, rank=0, exchange=exchange)
-        assert len(collections) < 10
-    finally:
-        gc.callbacks.remove(seen)
-    assert gc.isenabled()
-    assert layout.metadata([[100]] * 200)
-    with pytest.raises(ValueError, match="invalid fill tensor-volume"):
-        ShardLayout({}, rank=0, exchange=lambda _: sharded_plans(4)[:3])
-    assert gc.isenabled()
-
-
-def test_a_rank_that_wrote_other_slices_than_were_planned_makes_no_metadata() -> None:
-    flat = new_state(7).flat()
-    layout = ShardLayout(flat, rank=0, exchange=lambda text: [text])
-    with pytest.raises(SaveBroken, match=rf"__0_0.distcp has {len(flat) - 1} slices, planned were {len(flat)}"):
-        layout.metadata([[1] * (len(flat) - 1)])
-    assert layout.metadata([[1] * len(flat)])

@@ -2,52 +2,22 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import pytest
 from breaking_store import BreakingStore
+from checkpoint_of_two import INDEX, OTHER_INDEX, SHARD, ranks, reference, refusal, store
 from checkpoint_ranks import Ranks, image, new_state
-from object_store_fixture import ObjectStoreServer
-from stored_slices import manifest_of, of_schema, prefix_of, put_schema_2, replaced, slices_of
-from trimtab_contract.checkpoints import encode_manifest, sha256_hex
+from stored_slices import manifest_of, of_schema, prefix_of, put_schema_2, replaced, rewritten, slices_of
+from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.directives import CheckpointReference
-from trimtab_contract.slice_index import index_name
 from trimtab_trainer.checkpointing import RestoreFailure
 from trimtab_trainer.checkpointing.reading import Place, VerifiedReader
 from trimtab_trainer.checkpointing.shards import METADATA_NAME, ShardReading, read_shards
 from trimtab_trainer.checkpointing.staging import StagingRoom
 from trimtab_trainer.checkpointing.state import tensors_of
-from trimtab_trainer.errors import RestoreFailed
 
-SHARD = "__1_0.distcp"
-
-
-@pytest.fixture(scope="module")
-def store(object_store: ObjectStoreServer) -> BreakingStore:
-    return BreakingStore(object_store, object_store.new_bucket())
-
-
-@pytest.fixture(scope="module")
-def ranks(store: BreakingStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    opened = Ranks(store, tmp_path_factory.mktemp("two"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def reference(ranks: Ranks) -> CheckpointReference:
-    return ranks.saved([new_state(7), new_state(7)], 30)
-
-
-def failure(ranks: Ranks, reference: CheckpointReference) -> RestoreFailed:
-    """Restore over another state, which every rank must refuse and keep what it has."""
-    states = [new_state(8), new_state(8)]
-    outcomes = ranks.restore(reference, states)
-    assert all(isinstance(outcome, RestoreFailed) for outcome in outcomes), outcomes
-    assert [image(state) for state in states] == [image(new_state(8))] * 2
-    return outcomes[0]
+__all__ = ["ranks", "reference", "store"]
 
 
 def test_slices_cover_their_object_hash_as_told_and_hold_every_tensor(
@@ -88,7 +58,7 @@ def test_a_damaged_slice_is_named_with_its_object(
     damaged = slices_of(store, reference, SHARD)[-1]
     body[damaged.offset + damaged.length // 2] ^= 4
     store.put(key, bytes(body))
-    told = failure(ranks, reference)
+    told = refusal(ranks, reference)
     assert (told.reason, told.object_name) == (RestoreFailure.OBJECT_DAMAGED, key)
     assert damaged.name in told.detail
 
@@ -107,7 +77,7 @@ def test_a_smaller_world_reads_every_shard_once_and_nothing_of_ranks_that_are_go
     objects = manifest_of(store, reference).objects
     read = {name: sum(place.length for place in store.read if place.object_name == name) for name in objects}
     assert read == {name: 0 if name == "rank-000001.json" else stored.size for name, stored in objects.items()}
-    assert set(map(index_name, (SHARD, "__0_0.distcp"))) <= read.keys()
+    assert {INDEX, OTHER_INDEX} <= read.keys()
 
 
 def test_a_rank_that_needs_one_tensor_reads_only_its_slices(
@@ -158,7 +128,7 @@ def test_a_checkpoint_of_the_first_schema_is_restored_and_verified_whole(
     assert [image(state) for state in states] == [image(new_state(7))] * 2
     key = f"{prefix_of(reference)}{SHARD}"
     store.put(key, store.get(key)[:-1] + b"?")
-    assert failure(ranks, first).object_name == key
+    assert refusal(ranks, first).object_name == key
 
 
 def test_a_checkpoint_that_a_version_of_schema_2_saved_is_restored_and_each_slice_is_verified(
@@ -174,7 +144,7 @@ def test_a_checkpoint_that_a_version_of_schema_2_saved_is_restored_and_each_slic
     body = bytearray(store.get(key))
     body[damaged.offset + damaged.length // 2] ^= 4
     store.put(key, bytes(body))
-    told = failure(ranks, second)
+    told = refusal(ranks, second)
     assert (told.reason, told.object_name) == (RestoreFailure.OBJECT_DAMAGED, key)
     assert damaged.name in told.detail
 
@@ -184,8 +154,8 @@ def test_slices_of_schema_2_must_cover_their_object(ranks: Ranks, store: Breakin
     manifest = manifest_of(store, second)
     shard = manifest.objects[SHARD]
     fewer = {**manifest.objects, SHARD: msgspec.structs.replace(shard, slices=shard.slices[:-1])}
-    forged = replaced(store, second, encode_manifest(msgspec.structs.replace(manifest, objects=fewer)))
-    told = failure(ranks, forged)
+    forged = rewritten(store, second, objects=fewer)
+    told = refusal(ranks, forged)
     assert (told.reason, told.object_name) == (RestoreFailure.MANIFEST_INCONSISTENT, f"{prefix_of(second)}{SHARD}")
     assert "its slices end at byte" in told.detail
 
@@ -194,7 +164,7 @@ def test_a_manifest_of_a_newer_schema_is_refused_and_both_versions_are_named(
     ranks: Ranks, store: BreakingStore, reference: CheckpointReference
 ) -> None:
     newer = replaced(store, reference, of_schema(manifest_of(store, reference), 4))
-    told = failure(ranks, newer)
+    told = refusal(ranks, newer)
     assert told.reason == RestoreFailure.NEWER_SCHEMA, "whoever wrote it knew more: nothing is damaged"
     assert "schema 4" in told.detail
     assert "schemas 1 to 3" in told.detail

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 from breaking_store import BreakingStore
+from checkpoint_of_two import store
 from checkpoint_ranks import Ranks, image, new_state
-from object_store_fixture import ObjectStoreServer
 from stored_slices import slices_of
 from torch import Tensor
 from trimtab_contract import keys
@@ -22,14 +22,11 @@ from trimtab_trainer.checkpointing.uploading import ObjectUpload, Pace
 from trimtab_trainer.errors import RestoreFailed
 from trimtab_trainer.model import TransformerConfig
 
+__all__ = ["store"]
+
 SHAPE = (96, 64)
 WIDE = TransformerConfig(width=64, layers=1, heads=2, sequence=8)
 """Large enough for most of its tensors to arrive apart."""
-
-
-@pytest.fixture(scope="module")
-def store(object_store: ObjectStoreServer) -> BreakingStore:
-    return BreakingStore(object_store, object_store.new_bucket())
 
 
 class Shard:
