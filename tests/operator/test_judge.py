@@ -2,77 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 import pytest
+from judged_guards import HALT, LOUD, NONFINITE, SPIKE, guarded, healthy, identity, judge_of, policy, run
 from judged_runs import record
-from run_states import attempts, incident, latch, run_state
-from trimtab_contract.metrics import MetricRecord
-from trimtab_operator.incidents import PolicyIdentity, WithheldStep
+from run_states import attempts, run_state
+from trimtab_operator.incidents import WithheldStep
 from trimtab_operator.judge import Judge
-from trimtab_operator.run_state import AcceptedGuard, Resumption, RunState
-from trimtab_policies.policy import AcceptedPolicy, parse_policy
-
-SPIKE: dict[str, Any] = {
-    "name": "loss-spike",
-    "metric": "loss",
-    "spike": {"baseline": {"records": 20, "minRecords": 10}, "sigma": 4},
-    "forRecords": 3,
-    "action": "Rollback",
-}
-NONFINITE = {"name": "non-finite", "metric": "nonfinite", "range": {"max": 0}, "forRecords": 1, "action": "Rollback"}
-LOUD = {"name": "loud", "metric": "loss", "range": {"max": 5}, "forRecords": 1, "action": "Notify"}
-HALT = {"name": "halt", "metric": "loss", "range": {"max": 50}, "forRecords": 1, "action": "Stop"}
-
-
-def policy(*rules: dict[str, Any], mode: str = "Enforce", generation: int = 1, name: str = "guard") -> AcceptedPolicy:
-    spec = parse_policy(
-        {
-            "mode": mode,
-            "rules": list(rules),
-            "remediation": {
-                "margin": 12,
-                "skipBatches": {"before": 1, "after": 3, "probe": 40},
-                "probationSteps": 25,
-                "escalate": {"marginFactor": 3},
-                "learningRate": {"scale": 0.5, "forSteps": 60},
-            },
-        }
-    )
-    return AcceptedPolicy.of(
-        spec, kind="GuardPolicy", namespace="lab", name=name, uid=f"uid-{name}", generation=generation
-    )
-
-
-def identity(one: AcceptedPolicy) -> PolicyIdentity:
-    return PolicyIdentity(
-        kind=one.kind, namespace="lab", name=one.name, uid=one.uid, generation=one.generation, hash=one.hash
-    )
-
-
-def guarded(*policies: AcceptedPolicy, mode: str = "Enforce", step: int = 1, attempt: int = 1) -> AcceptedGuard:
-    return AcceptedGuard(
-        policies=tuple(identity(one) for one in policies), mode=mode, from_attempt=attempt, from_step=step
-    )
-
-
-def judge_of(state: RunState, records: Iterable[MetricRecord], *policies: AcceptedPolicy) -> Judge:
-    judge = Judge()
-    judge.texts.update({one.hash: one for one in policies})
-    judge.begin(state, tuple(records))
-    return judge
-
-
-def run(losses: Iterable[float], *, attempt: int = 1, first: int = 1, **scalars: float) -> list[MetricRecord]:
-    return [
-        record(step, attempt=attempt, loss=loss, nonfinite=0.0, **scalars) for step, loss in enumerate(losses, first)
-    ]
-
-
-def healthy(count: int) -> list[float]:
-    return [2.0 + 0.1 * (1, -1, 0.5, -0.5)[index % 4] for index in range(count)]
 
 
 def test_a_latch_carries_everything_that_later_edits_must_not_change() -> None:
@@ -191,44 +128,11 @@ def test_each_record_is_judged_by_the_policy_then_in_force() -> None:
     assert (judge.firing.policy.generation, judge.firing.first_bad_step) == (2, 42)
 
 
-def test_a_non_finite_step_is_latched_in_words_and_judges_its_control_by_healthy_losses() -> None:
-    one = policy(NONFINITE)
-    records = [*run(healthy(40)), record(41, loss=math.nan, nonfinite=17.0)]
-    judge = judge_of(run_state(guards=(guarded(one),)), records, one)
-    latch = judge.firing
-    assert latch is not None
-    assert (latch.rule, latch.observed, latch.sigma, latch.on_loss) == ("non-finite", 17.0, None, False)
-    assert latch.control_limit is not None
-    assert 2.0 < latch.control_limit < 2.6
-    assert latch.flagged == (40, 40)
-
-
-def test_damage_that_a_person_let_stand_is_no_measure_of_what_comes_later() -> None:
-    """A pause let go in the midst of the damage: its losses would lift the limit, and pass a bad probation as well."""
-    one = policy(NONFINITE)
-    let_go = incident(latch=latch(first_bad_step=41, flagged=(40, 41)), held_step=50, outcome="Resumed")
-    state = run_state(guards=(guarded(one),), closed=(let_go,))
-    records = [*run([*healthy(40), *[9.0] * 10, *healthy(5)]), record(56, loss=2.0, nonfinite=1.0)]
-    found = judge_of(state, records, one).firing
-    assert found is not None
-    assert found.control_limit is not None
-    assert 2.0 < found.control_limit < 2.6
-    assert found.healthy is not None
-    assert (found.healthy.records, found.healthy.loss_mean) == (45, pytest.approx(2.0, abs=0.01))
-
-
 def test_a_non_finite_loss_is_a_word_in_the_latch() -> None:
     one = policy(SPIKE)
     judge = judge_of(run_state(guards=(guarded(one),)), run([*healthy(40), math.nan, math.inf, math.nan]), one)
     assert judge.firing is not None
     assert judge.firing.observed == "NaN"
-
-
-def test_without_healthy_losses_there_is_no_limit_for_the_control() -> None:
-    one = policy(NONFINITE)
-    judge = judge_of(run_state(guards=(guarded(one),)), [record(1, nonfinite=3.0)], one)
-    assert judge.firing is not None
-    assert judge.firing.control_limit is None
 
 
 def test_the_evidence_is_the_records_around_the_first_bad_one() -> None:
@@ -306,143 +210,6 @@ def test_what_was_recorded_before_an_edit_is_held_against_nobody(mended: str) ->
     assert judge.firing is not None
     assert (judge.firing.first_bad_step, judge.firing.fired_step) == (61, 65)
     assert not judge.needs_loading(edited)
-
-
-def test_green_is_what_every_rule_that_acts_has_seen_to_be_healthy() -> None:
-    sparse = {"name": "mismatch", "metric": "replica_mismatch", "range": {"max": 0}, "action": "Rollback"}
-    never = {"name": "typo", "metric": "gradnorm", "range": {"max": 9}, "action": "Notify"}
-    one = policy(SPIKE, sparse, never)
-    records = run(healthy(40))
-    records[24] = msgspec.structs.replace(records[24], scalars={**records[24].scalars, "replica_mismatch": 0.0})
-    state = run_state(guards=(guarded(one),))
-    assert judge_of(state, records[:24], one).green_step == 0
-    assert judge_of(state, records, one).green_step == 25
-    observed = run_state(guards=(guarded(one, mode="Observe"),))
-    assert judge_of(observed, records, one).green_step == 0
-
-
-# A person let the run go on -----------------------------------------------------------------------------------------
-
-PAUSE = {**LOUD, "action": "Pause"}
-
-
-def resumed(one: AcceptedPolicy, *steps: int) -> RunState:
-    settled = tuple(Resumption(attempt=1, step=step) for step in steps)
-    return run_state(guards=(guarded(one),), resumptions=settled)
-
-
-def followed(state: RunState, later: RunState, losses: Iterable[float], at: int, one: AcceptedPolicy) -> Judge:
-    """A judge that was there when the run was held behind step `at`."""
-    records = run(losses)
-    judge = judge_of(state, records[:at], one)
-    assert judge.firing is not None
-    assert judge.needs_loading(later)
-    judge.begin(later, tuple(records[:at]))
-    judge.take(tuple(records[at:]), later)
-    return judge
-
-
-def test_a_rule_that_pauses_is_latched() -> None:
-    one = policy(PAUSE)
-    judge = judge_of(resumed(one), run([*healthy(20), 9.0]), one)
-    assert judge.firing is not None
-    assert (judge.firing.action, judge.firing.fired_step) == ("Pause", 21)
-    assert judge.notes == ()
-
-
-def test_what_fired_up_to_the_hold_is_settled_and_a_later_firing_is_latched() -> None:
-    one = policy(PAUSE)
-    records = run([*healthy(20), 9.0, 9.0, *healthy(10), 9.0])
-    assert judge_of(resumed(one, 22), records[:32], one).firing is None
-    judge = judge_of(resumed(one, 22), records, one)
-    assert judge.firing is not None
-    assert (judge.firing.first_bad_step, judge.firing.fired_step) == (33, 33)
-
-
-def test_a_streak_across_the_hold_is_none() -> None:
-    one = policy({**SPIKE, "action": "Pause"})
-    records = run([*healthy(40), *[9.0] * 6])
-    judge = judge_of(resumed(one, 43), records[:45], one)
-    assert judge.firing is None
-    judge.take(tuple(records[45:]), resumed(one, 43))
-    assert judge.firing is not None
-    assert (judge.firing.first_bad_step, judge.firing.fired_step) == (44, 46)
-
-
-def test_an_operator_that_saw_the_hold_and_one_that_did_not_judge_alike() -> None:
-    one = policy({**SPIKE, "action": "Pause"})
-    losses = [*healthy(40), *[9.0] * 7, *healthy(5), *[9.0] * 4]
-    there = followed(resumed(one), resumed(one, 44), losses, 44, one)
-    restarted = judge_of(resumed(one, 44), run(losses), one)
-    assert there.firing == restarted.firing
-    assert there.firing is not None
-    assert there.firing.fired_step == 47
-    assert (there.judged_step, there.notes) == (restarted.judged_step, restarted.notes)
-
-
-def test_a_stronger_rule_takes_a_pause_over() -> None:
-    one = policy(PAUSE, HALT)
-    judge = judge_of(resumed(one), run([*healthy(20), 9.0, 99.0]), one)
-    assert judge.firing is not None
-    assert (judge.firing.rule, judge.firing.action) == ("halt", "Stop")
-
-
-def test_a_hold_of_an_earlier_attempt_settles_nothing_of_a_later_one() -> None:
-    one = policy(PAUSE)
-    state = run_state(
-        guards=(guarded(one),),
-        attempts=attempts((None, 0), (1, 10)),
-        resumptions=(Resumption(attempt=1, step=22),),
-    )
-    judge = judge_of(state, [*run(healthy(10)), *run([*healthy(5), 9.0], attempt=2, first=11)], one)
-    assert judge.firing is not None
-    assert judge.firing.fired_step == 16
-
-
-def test_a_long_absence_under_on_no_data_pause_pauses() -> None:
-    seen = {"name": "seen", "metric": "loss", "range": {"max": 9}, "action": "Notify", "onNoData": "Pause"}
-    one = policy({**seen, "noDataFor": "10m"})
-    state = resumed(one)
-    judge = judge_of(state, run(healthy(10)), one)
-    judge.listen(599.0, state)
-    assert judge.firing is None
-    judge.listen(600.0, state)
-    assert judge.firing is not None
-    assert (judge.firing.action, judge.firing.fired_step) == ("Pause", 10)
-
-
-def test_losses_no_trainer_can_measure_break_no_judgement() -> None:
-    nonfinite = policy(NONFINITE)
-    records = [*run([*healthy(30), *[1.7e308] * 5]), record(36, loss=2.0, nonfinite=1.0)]
-    firing = judge_of(run_state(guards=(guarded(nonfinite),)), records, nonfinite).firing
-    assert firing is not None
-    assert firing.control_limit is not None
-    assert 2.0 < firing.control_limit < 2.6
-
-
-def test_a_latch_carries_the_healthy_records_that_a_probation_is_compared_with() -> None:
-    guard = policy(SPIKE)
-    state = run_state(guards=(guarded(guard),))
-    records = run([9.0, *healthy(120), 9.0, 9.0, 9.0], tokens_per_second=50.0)
-    latched = judge_of(state, records, guard).firing
-    assert latched is not None
-    assert latched.healthy is not None
-    assert (latched.healthy.records, latched.healthy.tokens_per_second) == (100, 50.0)
-    assert latched.healthy.loss_mean == pytest.approx(2.0, abs=0.02)
-    assert latched.healthy.clip_rate is None
-
-
-def test_the_end_of_a_probation_is_its_last_records_however_far_the_run_has_got_since() -> None:
-    guard = policy(SPIKE)
-    state = run_state(guards=(guarded(guard),))
-    judge = judge_of(state, run([*healthy(60), *([3.0] * 20), *healthy(40)]), guard)
-    measured = judge.vitals(30, 80)
-    assert measured is not None
-    assert (measured.records, measured.loss_mean) == (20, 3.0)
-    few = judge.vitals(75, 80)
-    assert few is not None
-    assert few.records == 5
-    assert judge.vitals(500, 510) is None
 
 
 def test_the_withheld_step_that_a_run_stands_at_is_told_and_gone_with_the_next() -> None:
