@@ -2,108 +2,25 @@
 
 import copy
 import math
-import pickle
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    HunYuanDenseV1Config,
-    HunYuanDenseV1ForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 from trimtab_trainer.checkpointing import TrainingState
 from trimtab_trainer.fields import InvalidFields
-from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.integrations.attention_layers import attention_layers
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
-from trimtab_trainer.max_logits import RowBounds
 from trimtab_trainer.optim import (
     MuonClip,
     MuonClipConfig,
     ParameterGroup,
     ThresholdPoint,
-    fused_projection,
-    logit_recorder,
     parameter_groups,
     separate_projections,
 )
-from watched_llama import HEADS, SHAPE, SPECIAL, STILL, TOKENS, exactly, llama, tokens, whole_matrix
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("key_heads", [4, 2, 1])
-def test_a_llamas_largest_logits_are_those_of_the_whole_matrix(key_heads: int, padded: bool) -> None:
-    model = llama(key_heads)
-    optimizer = exactly(model)
-    present = torch.ones(3, TOKENS, dtype=torch.int64)
-    present[1, -5:] = 0
-    given = present if padded else None
-    model(input_ids=tokens(), attention_mask=given)
-    expected = whole_matrix(model, tokens(), given)
-    torch.testing.assert_close(optimizer.take_logits().max_logit.double(), expected, rtol=2e-5, atol=1e-5)
-
-
-def test_micro_batches_end_in_one_maximum_and_evaluation_leaves_no_trace() -> None:
-    model = llama()
-    optimizer = exactly(model)
-    parts = [tokens(seed) for seed in range(3)]
-    for part in parts:
-        model(input_ids=part)
-    model.eval()
-    model(input_ids=tokens(99, samples=30))
-    model.train()
-    expected = torch.stack([whole_matrix(model, part) for part in parts]).amax(0)
-    torch.testing.assert_close(optimizer.take_logits().max_logit.double(), expected, rtol=2e-5, atol=1e-5)
-    with pytest.raises(
-        InvalidFields, match=r"model\.layers\.0\.self_attn: LlamaAttention was .* call model\.train\(\)"
-    ):
-        optimizer.take_logits()
-
-
-def test_a_block_that_is_computed_again_for_its_gradient_is_seen_and_changes_nothing() -> None:
-    plain, again = llama(), llama()
-    again.activation_checkpointing_enable({"use_reentrant": False})
-    found: list[Tensor] = []
-    for model in (plain, again):
-        optimizer = exactly(model)
-        model(input_ids=tokens(), labels=tokens()).loss.backward()
-        found.append(optimizer.take_logits().max_logit)
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_each_attention_is_measured_once_though_blocks_are_computed_again(
-    again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, calls = llama(), Counter[str]()
-    if again:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    optimizer = MuonClipOptimizer(model)
-    real = logit_recorder.measured_max_logits
-
-    def counting(layers: Sequence[RowBounds], *rest: Any, **settings: Any) -> list[tuple[Tensor, Tensor]]:
-        calls["measured"] += len(layers)
-        return real(layers, *rest, **settings)
-
-    monkeypatch.setattr(logit_recorder, "measured_max_logits", counting)
-    monkeypatch.setattr(logit_recorder, "largest_logits", None)
-    for seed in range(3):
-        model(input_ids=tokens(seed), labels=tokens(seed)).loss.backward()
-    assert calls["measured"] == 3 * 2
-    assert optimizer.take_logits().max_logit.shape == (2, HEADS)
+from watched_llama import HEADS, STILL, exactly, llama, tokens, whole_matrix
 
 
 def test_a_head_at_or_below_the_threshold_is_bounded_and_what_is_clipped_has_the_same_bits_either_way() -> None:
@@ -151,26 +68,6 @@ def test_the_threshold_is_that_of_the_update_which_the_groups_say_is_next() -> N
         group["updates"] = 2
     assert optimizer.lowest_threshold == 20.0
     assert optimizer.muon_clip.count == 2
-
-
-def test_a_watched_model_can_be_stored_whole_and_its_copy_measures_for_itself() -> None:
-    model = llama()
-    optimizer = MuonClipOptimizer(model)
-    copy_of_it = pickle.loads(pickle.dumps(model))
-    copy_of_it(input_ids=tokens())
-    with pytest.raises(InvalidFields, match="was not seen"):
-        optimizer.take_logits()
-
-
-def test_under_bfloat16_the_logits_are_those_of_the_rounded_queries_and_keys_not_rounded_again() -> None:
-    model = llama()
-    optimizer = exactly(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        model(input_ids=tokens())
-    found, exact = optimizer.take_logits().max_logit.double(), whole_matrix(model, tokens())
-    # Queries and keys are off by 2^-9 each; a product that is rounded, too, is a number of bfloat16.
-    torch.testing.assert_close(found, exact, rtol=5e-2, atol=5e-2)
-    assert not torch.equal(found, found.bfloat16().double())
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -322,137 +219,3 @@ def test_pytorchs_transformer_is_watched_and_clipped() -> None:
     assert optimizer.telemetry is not None
     assert optimizer.telemetry.qk_clip_gamma.shape == (2, HEADS)
     assert (optimizer.telemetry.qk_clip_gamma < 1).any()
-
-
-def test_pytorchs_transformer_under_bfloat16_is_seen_as_it_computes() -> None:
-    torch.manual_seed(0)
-    module = nn.MultiheadAttention(16, HEADS, batch_first=True)
-    with torch.no_grad():
-        module.in_proj_weight.normal_()
-    optimizer = exactly(nn.ModuleDict({"attention": module}))
-    inputs = torch.randn(2, 5, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        module(inputs, inputs, inputs, need_weights=False)
-    query, key = (
-        nn.functional.linear(inputs.bfloat16(), weight.bfloat16()).double().unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        for weight in module.in_proj_weight.detach().chunk(3)[:2]
-    )
-    expected = (query @ key.mT / 2).amax((0, 2, 3))[None]
-    torch.testing.assert_close(optimizer.take_logits().max_logit.double(), expected, rtol=1e-6, atol=1e-6)
-
-
-def gpt2() -> nn.Module:
-    return GPT2LMHeadModel(GPT2Config(**SPECIAL, n_positions=32, n_embd=16, n_layer=2, n_head=2))
-
-
-def qwen(**more: Any) -> nn.Module:
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 8}
-    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, **SPECIAL, **heads, **more))
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (gpt2, r"^model: transformer\.h\.0\.attn and 1 more: GPT2Attention has no linear maps q_proj and k_proj"),
-        (qwen, "^qk_clip_mode: must be disabled: layer 0 normalises the query and key of each head"),
-        (lambda: llama(attn_implementation="eager"), r"^model\.config\.attn_implementation: eager keeps its logits"),
-        (lambda: nn.Linear(4, 4), "^model: nothing in it is known to attend"),
-    ],
-    ids=["fused", "normalised", "eager", "nothing"],
-)
-def test_attention_that_cannot_be_clipped_is_refused(make: Any, told: str) -> None:
-    with pytest.raises(InvalidFields, match=told):
-        MuonClipOptimizer(make())
-
-
-@pytest.mark.parametrize(
-    ("names", "normalised"),
-    [
-        (("q_norm", "k_norm"), True),
-        (("query_layernorm", "key_layernorm"), True),
-        (("qk_norm",), True),
-        (("q_layer_norm", "k_layer_norm"), True),
-        (("q_layernorm",), True),
-        (("norm_q",), True),
-        (("v_norm",), False),
-        (("o_norm", "attn_sub_norm"), False),
-        (("kv_norm_of_something", "sub_layernorm"), False),
-    ],
-)
-def test_what_normalises_heads_is_known_by_every_name_that_models_have_for_it(
-    names: tuple[str, ...], normalised: bool
-) -> None:
-    """Unseen it would keep the logits where they are, and QK-Clip would scale the maps towards nothing."""
-    model = llama()
-    for layer in model.model.layers:
-        for name in names:
-            layer.self_attn.add_module(name, nn.RMSNorm(8))
-    assert [layer.normalised for layer in attention_layers(model).values()] == [normalised] * 2
-
-
-@pytest.mark.parametrize("kind", ["HunYuanDenseV1", "Llama4"])
-def test_models_that_call_their_norms_otherwise_are_refused(kind: str) -> None:
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 8}
-    if kind == "Llama4":
-        more = {"num_local_experts": 2, "intermediate_size_mlp": 48, "pad_token_id": None}
-        model: nn.Module = Llama4ForCausalLM(Llama4TextConfig(**SHAPE, **SPECIAL, **heads, **more))
-    else:
-        model = HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SHAPE, **SPECIAL, **heads, pad_token_id=None))
-    with pytest.raises(InvalidFields, match="normalises the query and key of each head"):
-        MuonClipOptimizer(model)
-
-
-def test_all_that_cannot_be_clipped_is_told_at_once() -> None:
-    with pytest.raises(InvalidFields) as caught:
-        MuonClipOptimizer(qwen(attn_implementation="eager"))
-    first, last = caught.value.problems[0], caught.value.problems[-1]
-    assert first.startswith("qk_clip_mode: must be disabled: layer 0 normalises")
-    assert last.startswith("model.config.attn_implementation: eager keeps its logits")
-
-
-def test_normalised_queries_and_keys_are_watched_where_nothing_is_to_be_clipped() -> None:
-    model = qwen()
-    optimizer = exactly(model, MuonClipConfig(qk_clip_mode="disabled"))
-    model(input_ids=tokens(), labels=tokens()).loss.backward()
-    logits = optimizer.take_logits().max_logit
-    assert logits.shape == (2, HEADS)
-    # Both have a root mean square of 1 and 8 elements: no product can exceed 8 / sqrt(8).
-    assert (logits > 0.5).all()
-    assert (logits <= math.sqrt(8) + 1e-5).all()
-
-
-def test_a_fused_map_is_clipped_where_its_user_tells_what_makes_the_logits() -> None:
-    torch.manual_seed(0)
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": 2}
-    model = Phi3ForCausalLM(Phi3Config(**SHAPE, **SPECIAL, **heads, pad_token_id=None)).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "qkv_proj" in name:
-                parameter.normal_(0.0, 0.4)
-
-    def attention(of: nn.Module) -> dict[str, AttentionHeads]:
-        modules = {name: of.get_submodule(name) for name in ("model.layers.0.self_attn", "model.layers.1.self_attn")}
-        return {
-            name: fused_projection(name, module.qkv_proj, heads=HEADS, key_heads=2) for name, module in modules.items()
-        }
-
-    fused = ParameterGroup(pattern="*.qkv_proj.weight", split=(32, 16, 16))
-    optimizer = exactly(model, MuonClipConfig(groups=(fused,), qk_clip_threshold=15.0, **STILL), attention)
-    model(input_ids=tokens(), labels=tokens()).loss.backward()
-    optimizer.agreed_logits = optimizer.take_logits().max_logit
-    before = optimizer.agreed_logits[0]
-    optimizer.step()
-    model(input_ids=tokens())
-    after, hot = optimizer.take_logits().max_logit[0], before > 15
-    assert 0 < hot.sum() < HEADS
-    torch.testing.assert_close(after[hot], torch.full_like(after[hot], 15), rtol=1e-9, atol=0)
-
-
-def test_without_attention_that_is_watched_a_fused_model_trains_all_the_same() -> None:
-    model = gpt2()
-    fused = ParameterGroup(pattern="*.c_attn.weight", optimizer="adamw")
-    optimizer = MuonClipOptimizer(model, MuonClipConfig(groups=(fused,)), attention=lambda _: {})
-    model(input_ids=tokens(), labels=tokens()).loss.backward()
-    optimizer.step()
-    assert optimizer.telemetry is not None
-    assert optimizer.telemetry.qk_clip_gamma.numel() == 0
