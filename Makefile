@@ -7,13 +7,14 @@ BIN := .venv/bin
 TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
 SANDBOX := $(or $(TRIMTAB_SANDBOX_HOME),/var/lib/trimtab-sandbox)
 
-.PHONY: help environment demo test test-fast test-image lint format chart bench clean
+.PHONY: help environment demo test test-fast test-image test-accelerator lint format chart bench clean
 
 help:
 	@echo "make demo        a damaged training run on a real one-node cluster: seen, rolled back, skipped past, audited"
 	@echo "make test        all tests, with real Kubernetes, Redis and S3 (30 to 40 minutes on two cores)"
 	@echo "make test-fast   the tests that need no cluster"
 	@echo "make test-image  build and run the trainer image (slow, 20 GB of disk on the way)"
+	@echo "make test-accelerator  hold the kernels of this machine's GPU against float64"
 	@echo "make lint        ruff, pyright, import-linter"
 	@echo "make bench       measure, and write benchmarks/RESULTS.md"
 	@echo "make clean       take the sandbox down and remove what this checkout made; $(CACHE) stays"
@@ -31,15 +32,18 @@ demo: environment
 # Two at a time where each test has servers of its own, one after the other on the one node; both parts in any case.
 test: environment
 	@failed=0; \
-	$(BIN)/python -m pytest $(TWO_AT_A_TIME) -m "not node and not image" --durations=15 || failed=1; \
+	$(BIN)/python -m pytest $(TWO_AT_A_TIME) -m "not node and not image and not accelerator" --durations=15 || failed=1; \
 	$(BIN)/python -m pytest -m "node and not image" --durations=25 || failed=1; \
 	exit $$failed
 
 test-fast: environment
-	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) -m "not node and not image" --durations=10
+	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) -m "not node and not image and not accelerator" --durations=10
 
 test-image: environment
 	@$(BIN)/python -m pytest -m image --durations=5
+
+test-accelerator: environment
+	@$(BIN)/python -m pytest -m accelerator
 
 lint: environment
 	@$(BIN)/ruff check .

@@ -123,7 +123,7 @@ def main() -> None:
         Measurement(
             title="On an accelerator",
             about=(
-                f"{processor()}. Time on the clock until the device is done. Matrices and settings of the updates are "
+                f"{processor(device)}. Time on the clock until the device is done. Matrices and settings of the updates are "
                 f"those above; the step is that of {MODEL.layers} layers of width {MODEL.width} on {BATCH} samples of "
                 f"{MODEL.sequence} tokens, in bfloat16."
             ),

@@ -85,6 +85,9 @@ class Run:
     checkpoint_every: int = 5
     progress_deadline: float = 60.0
     program: str = "trimtab_trainer"
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    """More of the environment of every pod."""
+
     id: keys.RunId = field(default_factory=lambda: keys.RunId("team", "tiny", uuid.uuid4().hex[:12]))
     source: keys.RunId | None = None
     """The run that this one continues."""
@@ -202,6 +205,7 @@ class Run:
             "TRIMTAB_TERMINATION_LOG": str(self.message_path(world, node)),
             "TMPDIR": str(self.folder),
             **({"TRIMTAB_RESUME_FROM": str(self.source)} if self.source is not None else {}),
+            **self.variables,
         }
 
     def message_path(self, world: int, node: int) -> Path:
@@ -242,6 +246,7 @@ class Run:
         else:
             rendezvous = {"RANK": node, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
             environment |= {name: str(value) for name, value in rendezvous.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            environment |= self.variables
         command += ["-m", self.program]
         with self.log_path(number, node).open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

@@ -6,6 +6,7 @@ import torch
 
 from trimtab_trainer.assembly import assemble, prepare
 from trimtab_trainer.collectives import World
+from trimtab_trainer.devices import exchange_backend
 from trimtab_trainer.loop import train
 from trimtab_trainer.process import Process, run_process, settings
 from trimtab_trainer.session import Session
@@ -20,7 +21,7 @@ def main() -> Never:
 def _train(process: Process) -> None:
     """Check everything that can be checked alone, then join the other ranks, and train."""
     prepared = prepare(*settings())
-    world = World(prepared.config.collective_timeout_seconds)
+    world = World(prepared.config.collective_timeout_seconds, exchange_backend(prepared.trainee.device))
     process.runtime = assemble(prepared, world, process.terminating)
     train(Session(process.runtime), prepared.trainee, world)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from trimtab_contract.data_description import encode_data
 from trimtab_contract.keys import records_prefix, stacks_object
 
@@ -22,6 +23,7 @@ from trimtab_trainer.collectives import World
 from trimtab_trainer.config import Environment, TrainerConfig
 from trimtab_trainer.courier import Courier
 from trimtab_trainer.data import BatchLog, DataReader, Patience, Windows
+from trimtab_trainer.devices import CPU, own_device
 from trimtab_trainer.directives import Inbox
 from trimtab_trainer.errors import BadConfig, StoreRefused, StoreUnavailable
 from trimtab_trainer.faults import FaultInjector
@@ -69,7 +71,7 @@ class Prepared:
 def prepare(environment: Environment, config: TrainerConfig, config_sha256: str) -> Prepared:
     """Build model, data and store; raises BadConfig with all that is wrong with any of them, or DataUnreadable."""
     problems: list[str] = []
-    trainee = _tried(lambda: _trainee(config), problems)
+    trainee = _tried(lambda: _trainee(config, environment.local_rank), problems)
     foundation = _tried(lambda: lay_foundation(environment, config, config_sha256), problems)
     faults = None
     if trainee is not None:
@@ -91,11 +93,13 @@ def lay_foundation(environment: Environment, config: TrainerConfig, config_sha25
     return Foundation(environment, config, config_sha256, data, store, vitals)
 
 
-def _trainee(config: TrainerConfig) -> Trainee:
-    """Model and optimizer; raises InvalidFields where the optimizer's settings do not fit this model, OutOfMemory."""
+def _trainee(config: TrainerConfig, local_rank: int) -> Trainee:
+    """Model and optimizer on the rank's device; raises InvalidFields where there is none or the optimizer's settings do
+    not fit this model, OutOfMemory."""
+    device = own_device(config.device, local_rank)
     try:
         with saying_what_to_lower(for_building(config)):
-            return Trainee(config)
+            return Trainee(config, device)
     except InvalidFields as error:
         raise InvalidFields(f"optimizer: {problem}" for problem in error.problems) from error
 
@@ -192,11 +196,16 @@ def assemble_around(
         faults=faults,
         archivist=archivist,
         hosts=tuple(world.gather_text(environment.hostname)),
-        processors=tuple(world.gather_text(processor())),
+        processors=tuple(world.gather_text(processor(_device_of(trainee)))),
         spokesman=spokesman,
         terminating=terminating,
         fingerprints=Fingerprints(config=foundation.config_sha256, code=code_sha256()),
     )
+
+
+def _device_of(trainee: runtime.Trainee) -> torch.device:
+    """Where its parameters are."""
+    return next((parameter.device for _, parameter in trainee.named_parameters()), CPU)
 
 
 def code_sha256() -> str:

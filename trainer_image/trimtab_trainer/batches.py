@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from trimtab_trainer.data import Windows, documents_of, targets_of
@@ -28,6 +29,12 @@ class Batch:
 
     documents: Tensor | None = None
     """[share, sequence] int64, the number of the document that a token belongs to, where attention sees no other."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same in the memory of `device`."""
+        documents = None if self.documents is None else self.documents.to(device)
+        here = (self.tokens.to(device), self.targets.to(device), self.sample_ids.to(device))
+        return replace(self, tokens=here[0], targets=here[1], sample_ids=here[2], documents=documents)
 
     def micro_batches(self, count: int) -> Iterator["Batch"]:
         """The same samples in order, cut into `count` batches of equal size, which must divide the share."""

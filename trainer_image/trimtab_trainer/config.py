@@ -10,6 +10,7 @@ from trimtab_contract.errors import ContractError
 from trimtab_contract.keys import RunId
 
 from trimtab_trainer.data_config import DataConfig, PackingConfig, SourceConfig, SourceKind
+from trimtab_trainer.devices import Device
 from trimtab_trainer.fields import SEEDS, InvalidFields, at_least, positive, raise_if_any, within
 from trimtab_trainer.mapping import build
 from trimtab_trainer.mixed_precision import LossScaleConfig, Precision
@@ -179,6 +180,10 @@ class TrainerConfig:
     parallelism: Parallelism = "replicated"
     """Whether every rank has the whole state, or a part of it (FSDP2)."""
 
+    device: Device = "auto"
+    """Where the ranks compute: each on an accelerator of its own where PyTorch sees one, else on the CPU; or on either
+    alone."""
+
     precision: Precision = "float32"
     """In which the model's products are computed; parameters, gradients and moments are float32 in any case."""
 
@@ -316,6 +321,11 @@ class Environment:
     progress_deadline: float
     source: RunId | None = None
     """The run that this one continues: its checkpoints may be restored, too."""
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among those of its node: torchrun numbers the ranks node by node."""
+        return self.rank % self.processes_per_node
 
     @classmethod
     def read(cls, variables: Mapping[str, str], hostname: str) -> "Environment":

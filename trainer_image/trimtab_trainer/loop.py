@@ -15,6 +15,7 @@ from trimtab_trainer.batches import Batch
 from trimtab_trainer.collectives import World, exchanging
 from trimtab_trainer.config import TrainerConfig
 from trimtab_trainer.data.packing import documents_of, targets_of
+from trimtab_trainer.devices import CPU
 from trimtab_trainer.exact_steps import ExactSteps
 from trimtab_trainer.expert_metrics import expert_metrics
 from trimtab_trainer.health_metrics import HealthMetrics
@@ -39,10 +40,12 @@ from trimtab_trainer.tensors import evaluating
 class Trainee:
     """Model, optimizer and loss scaler: what a checkpoint holds, and what a probe may look at."""
 
-    def __init__(self, config: TrainerConfig) -> None:
+    def __init__(self, config: TrainerConfig, device: torch.device = CPU) -> None:
         self.config = config
+        self.device = device
         self.rates = config.rates
-        self.model = Transformer(config.model, seed=config.seed)
+        # Initial weights are drawn on the CPU, so they are the same on any device.
+        self.model = Transformer(config.model, seed=config.seed).to(device)
         self.optimizer: MuonClip | ShardedMuonClip = MuonClip(
             self.model.named_parameters(), self.model.attention_heads(), config.optimizer
         )
@@ -100,8 +103,8 @@ class Trainee:
 
         `dropout` takes the place of the configuration's.
         """
-        config = self.config
-        with computing_in(config.precision, batch.tokens.device.type):
+        config, batch = self.config, batch.to(self.device)
+        with computing_in(config.precision, self.device.type):
             return self.model(
                 batch.tokens,
                 batch.targets,
@@ -114,8 +117,8 @@ class Trainee:
             )
 
     def _losses(self, samples: Tensor) -> Tensor:
-        data = self.config.data
-        with computing_in(self.config.precision, samples.device.type):
+        data, samples = self.config.data, samples.to(self.device)
+        with computing_in(self.config.precision, self.device.type):
             output = self.model(
                 samples[:, :-1],
                 targets_of(samples, data.masked_separator),

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from trimtab_trainer import tensor_lists
 from trimtab_trainer.fields import at_least, raise_if_any
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -81,8 +82,7 @@ class LossScaler:
     def unscale(self, gradients: Iterable[Tensor]) -> None:
         """Divide `gradients` by the scale, in place and exactly."""
         if self.active:
-            for gradient in gradients:
-                gradient.mul_(1 / self.scale)
+            tensor_lists.scale(list(gradients), 1 / self.scale)
 
     def back_off(self) -> bool:
         """After an overflow: halve the scale and say that the step is to be computed again; False when it cannot."""

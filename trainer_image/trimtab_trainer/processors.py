@@ -5,13 +5,17 @@ from pathlib import Path
 import torch
 
 
-def processor() -> str:
+def processor(device: torch.device) -> str:
     """PyTorch's version, the device, and on a CPU its instructions and threads, which decide the order of sums."""
-    if torch.cuda.is_available():
-        device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    else:
-        device = f"{_cpu_model()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    return f"torch {torch.__version__}, {device}"
+    return f"torch {torch.__version__}, {_told(device)}"
+
+
+def _told(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"{_cpu_model()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    return device.type
 
 
 def _cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:

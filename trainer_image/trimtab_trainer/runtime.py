@@ -349,7 +349,7 @@ class Runtime:
 
     def probed_losses(self, probe: EvaluationProbe) -> tuple[float, ...]:
         """The loss of every rank's share of a recorded window, measured as it was then, in rank order."""
-        own = self.probed_loss(probe).to(torch.float64).view(1)
+        own = self.probed_loss(probe).to("cpu", torch.float64).view(1)
         return tuple(float(loss) for loss in self.world.gather(own))
 
     def probed_loss(self, probe: EvaluationProbe) -> Tensor:

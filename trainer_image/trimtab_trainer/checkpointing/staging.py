@@ -25,9 +25,9 @@ class StagingRoom:
         copied = self._room_for(flat)
         for name, value in flat.items():
             if isinstance(value, Tensor):
-                own_part(copied[name]).copy_(own_part(value.detach()), non_blocking=value.is_cuda)
-        if any(isinstance(value, Tensor) and value.is_cuda for value in flat.values()):
-            torch.cuda.synchronize()
+                own_part(copied[name]).copy_(own_part(value.detach()), non_blocking=_is_elsewhere(value))
+        for device in {value.device for value in flat.values() if isinstance(value, Tensor) and _is_elsewhere(value)}:
+            torch.get_device_module(device).synchronize(device)
         return copied
 
     @contextmanager
@@ -62,4 +62,9 @@ def _alike(room: dict[str, Tensor], parts: dict[str, Tensor]) -> bool:
 
 
 def _on_host(part: Tensor) -> Tensor:
-    return torch.empty_like(part, device="cpu", pin_memory=part.is_cuda)
+    return torch.empty_like(part, device="cpu", pin_memory=_is_elsewhere(part))
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    """Whether it lies in the memory of an accelerator."""
+    return tensor.device.type != "cpu"

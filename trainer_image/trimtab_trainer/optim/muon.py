@@ -118,8 +118,10 @@ class Muon:
 
     def _keep_up(self, places: Iterable[int], gradients: Gradients) -> None:
         """Advance the momentum of matrices that others orthogonalise: every rank has the whole state."""
-        for block in (block for place in places for block in self._slabs[place]):
-            _accumulate(gradients[block.name][block.index], block.momentum, self._config)
+        blocks = [block for place in places for block in self._slabs[place]]
+        if blocks:
+            own = [gradients[block.name][block.index] for block in blocks]
+            _accumulate(own, [block.momentum for block in blocks], self._config)
 
     def _blocks(self) -> "dict[tuple[str, int], _Block]":
         found: dict[tuple[str, int], _Block] = {}
@@ -204,7 +206,7 @@ def _advance(gradient: Tensor, momentum: Tensor, rounded: Tensor, config: MuonCl
     """Advance one momentum, write its direction into `rounded`; return the direction's norm [1, 1]."""
     norms: list[Tensor] = []
     for gradients, momenta, target in row_pieces(gradient, momentum, rounded):
-        _accumulate(gradients, momenta, config)
+        _accumulate([gradients], [momenta], config)
         direction = torch.add(gradients, momenta, alpha=config.momentum) if config.nesterov else momenta
         target.copy_(direction)
         norms.append(frobenius_norms(direction))
@@ -215,8 +217,7 @@ def _advance_together(
     gradients: Sequence[Tensor], momenta: Sequence[Tensor], rounded: Tensor, config: MuonClipConfig
 ) -> Tensor:
     """The same of all matrices at once; return the norms of their directions [count, 1, 1]."""
-    tensor_lists.scale(momenta, config.momentum)
-    tensor_lists.add_to(momenta, gradients)
+    _accumulate(gradients, momenta, config)
     towards = tensor_lists.add(gradients, momenta, alpha=config.momentum) if config.nesterov else momenta
     tensor_lists.copy_to(rounded.unbind(), towards)
     return tensor_lists.norms(towards, torch.promote_types(towards[0].dtype, torch.float32))[:, None, None]
@@ -247,8 +248,14 @@ def _scaled(polynomials: Polynomials, scale: float) -> Polynomials:
     return (*before, (a * scale, b * scale, c * scale))
 
 
-def _accumulate(gradient: Tensor, momentum: Tensor, config: MuonClipConfig) -> None:
-    torch.add(gradient, momentum, alpha=config.momentum, out=momentum)
+def _accumulate(gradients: Sequence[Tensor], momenta: Sequence[Tensor], config: MuonClipConfig) -> None:
+    """M = mu M + G of each, in place; the same bits whoever else is updated in the same call."""
+    if momenta[0].device.type != "cpu":
+        tensor_lists.scale(momenta, config.momentum)
+        tensor_lists.add_to(momenta, gradients)
+        return
+    for gradient, momentum in zip(gradients, momenta, strict=True):
+        torch.add(gradient, momentum, alpha=config.momentum, out=momentum)
 
 
 def _task(slab: "list[_Block]", config: MuonClipConfig) -> Task:
