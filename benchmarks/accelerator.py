@@ -124,8 +124,8 @@ def main() -> None:
             title="On an accelerator",
             about=(
                 f"{processor(device)}. Time on the clock until the device is done. Matrices and settings of the "
-                f"updates are those above; the step is that of {MODEL.layers} layers of width {MODEL.width} on {BATCH} samples of "
-                f"{MODEL.sequence} tokens, in bfloat16."
+                f"updates are those above; the step is that of {MODEL.layers} layers of width {MODEL.width} on {BATCH} "
+                f"samples of {MODEL.sequence} tokens, in bfloat16."
             ),
             figures=(*updates(count, device), *telemetry(count, device, MODEL, BATCH)),
         ),

@@ -79,7 +79,7 @@ def integers(tensor: Tensor) -> list[int]:
 
 def floats(tensor: Tensor) -> list[float]:
     """Return all elements of `tensor` in row-major order."""
-    return cast("list[float]", tensor.flatten().cpu().tolist())  # pyright: ignore[reportUnknownMemberType]
+    return cast("list[float]", tensor.cpu().flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def backpropagate(loss: Tensor) -> None:

@@ -45,15 +45,21 @@ def measured_max_logits(layers: Sequence[RowBounds], threshold: float, *, exact:
     """
     seen = [_without_blind_rows(layer) for layer in layers]
     largest = [layer.log_sum_exp.amax((0, 2)) for layer in seen]
-    # A few numbers: operators on tensors of this size cost more than they compute.
-    numbers = iter(floats(torch.cat([one.to(largest[0].device) for one in largest]))) if largest else iter(())
-    bounds = [[_bound(next(numbers)) for _ in range(len(one))] for one in largest]
+    bounds = [[_bound(number) for number in numbers] for numbers in _read_together(largest)]
     return [_measured(*each, threshold, exact=exact) for each in zip(seen, bounds, strict=True)]
 
 
 def measured_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float, *, exact: bool) -> tuple[Tensor, Tensor]:
     """Return the same of one layer."""
     return measured_max_logits([RowBounds(logits, log_sum_exp)], threshold, exact=exact)[0]
+
+
+def _read_together(largest: Sequence[Tensor]) -> list[list[float]]:
+    """The numbers of all layers; operators on tensors of this size cost more than they compute."""
+    if not largest or largest[0].device.type == "cpu":
+        return [floats(one) for one in largest]
+    numbers = iter(floats(torch.cat([one.to(largest[0].device) for one in largest])))
+    return [[next(numbers) for _ in range(len(one))] for one in largest]
 
 
 def _without_blind_rows(layer: RowBounds) -> RowBounds:

@@ -3,6 +3,7 @@
 They are private, so each is used only where its signature is the one this module was written for.
 """
 
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -29,6 +30,7 @@ _SCHEMAS: Final = {
 }
 
 
+@cache
 def known_operator(name: str) -> Any | None:
     """Return the operator of this name, or None where this PyTorch has none of the known signature."""
     operator = getattr(torch.ops.aten, name, None)

@@ -197,13 +197,12 @@ class LogitRecorder(TorchFunctionMode):
         if call.query.device.type == "cpu" or not kept:
             self._measure_waiting()
 
-    @torch.no_grad()
     def _measure_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        if not self._waiting:
             return
+        waiting, self._waiting = self._waiting, []
         bounds, exact = [one.bounds for one in waiting], any(one.exact for one in waiting)
-        with without_autocast(bounds[0].log_sum_exp.device.type):
+        with torch.no_grad(), without_autocast(bounds[0].log_sum_exp.device.type):
             measured = measured_max_logits(bounds, self._lowest, exact=exact)
         for one, (found, known) in zip(waiting, measured, strict=True):
             max_logit = finite_where_nothing_is_seen(found) if one.masked else found
