@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from trimtab_trainer.fields import at_least, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads, Cut, HeadParameter, LogitPart
 from trimtab_trainer.optim.config import ParameterGroup
+from trimtab_trainer.optim.mixtures import mixture_groups
 
 
 def parameter_groups(model: nn.Module, *, adamw: tuple[str, ...] = ()) -> tuple[ParameterGroup, ...]:
-    """Return groups that send embeddings to AdamW under whatever name, for `MuonClipConfig.groups`.
+    """Return groups that send embeddings and routers to AdamW under whatever name, for `MuonClipConfig.groups`.
 
     `adamw` are patterns of further matrices for AdamW, such as those of an output head. The queries, keys and values
-    that `nn.MultiheadAttention` packs in one parameter are orthogonalised each alone.
+    that `nn.MultiheadAttention` packs in one parameter are orthogonalised each alone, and so are stacked matrices of
+    experts; see `mixture_groups`.
     """
     modules = [(f"{name}." if name else "", module) for name, module in _modules(model)]
     found = (f"{prefix}weight" for prefix, module in modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
@@ -27,6 +29,7 @@ def parameter_groups(model: nn.Module, *, adamw: tuple[str, ...] = ()) -> tuple[
     return (
         *(ParameterGroup(pattern=pattern, optimizer="adamw") for pattern in (*adamw, *found)),
         *(ParameterGroup(pattern=pattern, split=(width,) * 3) for pattern, width in packed),
+        *mixture_groups(model),
     )
 
 

@@ -135,6 +135,8 @@ def _default(name: str, parameter: Tensor) -> tuple[Optimizer, str]:
     special = next((part for part in name.split(".") if part in NOT_HIDDEN), None)
     if parameter.ndim < 2:
         return "adamw", "one number per channel"
+    if name.endswith("bias"):
+        return "adamw", "biases, one below the other"
     if not parameter.numel():
         return "adamw", "no elements"
     if special is not None:
