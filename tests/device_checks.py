@@ -3,6 +3,7 @@
 `python -m device_checks` runs all of it in a process of its own, and prints as JSON what failed, by name.
 """
 
+import copy
 import json
 import sys
 import traceback
@@ -18,6 +19,7 @@ import stand_in_device
 import torch
 from stand_in_device import DEVICE, OnDevice, Watch
 from torch import Tensor
+from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.max_logits import kernel_calls
 from trimtab_trainer.model import Transformer, TransformerConfig, attention
 from trimtab_trainer.model.attention import causal_attention
@@ -243,6 +245,49 @@ def a_recorder_waits_once_for_each_forward_pass() -> None:
         alike(found.max_logit[found.exact], expected[found.exact.cpu()])
         assert (found.max_logit.cpu() >= expected - 1e-5).all()
         del outputs
+
+
+class Attention(torch.nn.Module):
+    """One head for each four channels, as frameworks' models have it."""
+
+    head_dim = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = torch.nn.Linear(32, 32, bias=False), torch.nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = (one(x).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.q_proj, self.k_proj))
+        return x + flash(query, key, key, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@check
+def the_optimizer_of_frameworks_waits_once_for_all_layers_of_a_forward_pass() -> None:
+    model = torch.nn.Sequential(*(Attention() for _ in range(5)))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(len(parameter)))
+    inputs = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(6))
+    expected: list[Tensor] = []
+    x = inputs
+    for layer in model:
+        query, key = (one(x).unflatten(-1, (4, 8)).transpose(1, 2) for one in (layer.q_proj, layer.k_proj))
+        attended = causal_attention(query, key, key, threshold=0.0, exact=True)
+        expected.append(attended.max_logit)
+        x = x + attended.output.transpose(1, 2).flatten(2)
+    largest = torch.stack(expected).detach()
+    model.to(DEVICE)
+    for threshold in (1e9, float(largest.flatten().sort().values[9:11].mean())):
+        optimizer = MuonClipOptimizer(model, replace(SETTINGS, qk_clip_threshold=threshold))
+        for _ in range(2):
+            with recorded_kernels(), Watch() as watch:
+                model(inputs.to(DEVICE))
+            assert threshold < 1e9 or watch.waits.total() == 1, watch.waits
+        found = optimizer.take_logits()
+        assert found.exact.cpu()[largest > threshold].all()
+        alike(found.max_logit[found.exact], largest[found.exact.cpu()])
+        assert (found.max_logit.cpu() >= largest - 1e-4).all()
+        # The hooks of the first optimizer see the passes of the next one, too.
+        model = copy.deepcopy(model)
 
 
 @check

@@ -13,7 +13,7 @@ from trimtab_trainer.fields import InvalidFields, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads
 from trimtab_trainer.max_logits import AttentionTelemetry
 from trimtab_trainer.optim import LogitRecorder, latent_projections, multihead_attention, separate_projections
-from trimtab_trainer.optim.logit_recorder import Noted
+from trimtab_trainer.optim.logit_recorder import Noted, measure_together
 
 _OF_HEADS: Final = re.compile(r"(^|_)(q|k|qk|query|key)(_|$|norm|layernorm)")
 """Is in every name that models of Hugging Face have for what normalises the query and key of each head behind their
@@ -70,6 +70,8 @@ class LogitWatch:
         raise_if_any(watch_problems(model, layers))
         self._modules = {name: model.get_submodule(name) for name in layers}
         self._recorders = {name: LogitRecorder(1, threshold) for name in layers}
+        for recorder in self._recorders.values():
+            recorder.measured_together = True
         for name, module in self._modules.items():
             module.register_forward_pre_hook(partial(_enter, self._recorders[name]))
             module.register_forward_hook(partial(_leave, self._recorders[name]), always_call=True)
@@ -88,6 +90,7 @@ class LogitWatch:
         Raises:
             InvalidFields: a layer was not seen to attend.
         """
+        measure_together(tuple(self._recorders.values()))
         taken = [self._taken(name) for name in self._recorders]
         if not taken:
             return AttentionTelemetry(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool))
@@ -129,6 +132,8 @@ class ForwardPass:
             return
         if output is None:
             self._break_off()
+        else:
+            measure_together(self._recorders)
         self._before = None
 
     def _break_off(self) -> None:

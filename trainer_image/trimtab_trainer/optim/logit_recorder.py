@@ -1,7 +1,7 @@
 """The largest logit of every head of any model that attends with functions of PyTorch's own."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, cast
@@ -39,6 +39,7 @@ class _Waiting:
     """Its number since the largest logits were last taken."""
 
     bounds: RowBounds
+    lowest: float
     masked: bool
     exact: bool
 
@@ -57,6 +58,9 @@ class LogitRecorder(TorchFunctionMode):
     Without it, and while `exact` is true, every head is measured exactly; that changes no bit of a head above the
     threshold.
 
+    While `measured_together` is true, what lies on a device is measured when it is asked for, or by `measure_together`:
+    the recorders of one model then wait for the device once.
+
     An exception that leaves the block takes all that was noted in it along: a forward pass that broke off would shift
     the layers of the next one.
     """
@@ -69,6 +73,7 @@ class LogitRecorder(TorchFunctionMode):
             (at_least("layers", layers, 1), given and f"{given} that returns it, as lambda: optimizer.lowest_threshold")
         )
         self.exact = False
+        self.measured_together = False
         self._layers = layers
         self._threshold = threshold
         self._lowest = -math.inf
@@ -153,14 +158,14 @@ class LogitRecorder(TorchFunctionMode):
         """See no more; behind an exception, forget what was seen since the beginning."""
         super().__exit__(kind, error, trace)  # pyright: ignore[reportUnknownMemberType] untyped
         self._entered = False
-        if kind is None:
-            self._measure_waiting()
-        else:
+        if kind is not None:
             self.put_back(self._before)
+        elif not self.measured_together:
+            self._measure_waiting()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy goes with a copied model, whose updates are not those that the threshold is of.
-        return self.__dict__ | {"_threshold": None, "_entered": False}
+        return self.__dict__ | {"_threshold": None, "_entered": False, "_waiting": []}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,7 +195,7 @@ class LogitRecorder(TorchFunctionMode):
             call.query, call.key, attn_mask=call.attn_mask, is_causal=call.is_causal, scale=call.scale
         )
         bounds = RowBounds(logits, call.log_sum_exp)
-        self._waiting.append(_Waiting(self._calls, bounds, masked=call.attn_mask is not None, exact=self.exact))
+        self._waiting.append(_Waiting(self._calls, bounds, self._lowest, call.attn_mask is not None, self.exact))
         self._calls += 1
         # What the graph keeps in any case costs nothing to keep, and a device is waited for once in a forward pass.
         kept = call.query.requires_grad and not saved_tensors_are_hooked()
@@ -198,33 +203,44 @@ class LogitRecorder(TorchFunctionMode):
             self._measure_waiting()
 
     def _measure_waiting(self) -> None:
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
-        bounds, exact = [one.bounds for one in waiting], any(one.exact for one in waiting)
-        with torch.no_grad(), without_autocast(bounds[0].log_sum_exp.device.type):
-            measured = measured_max_logits(bounds, self._lowest, exact=exact)
-        for one, (found, known) in zip(waiting, measured, strict=True):
-            max_logit = finite_where_nothing_is_seen(found) if one.masked else found
-            # What opens no gate then is no number, and known as well as it can be.
-            is_known = torch.ones_like(known) if self._lowest == -math.inf else known
-            self._keep(one.call, AttentionTelemetry(max_logit, is_known))
+        measure_together((self,))
 
     def _note_exact(self, max_logit: Tensor) -> None:
         self._note(AttentionTelemetry(max_logit, torch.ones_like(max_logit, dtype=torch.bool)))
 
     def _note(self, found: AttentionTelemetry) -> None:
         self._measure_waiting()
-        self._keep(self._calls, found)
+        self.keep(self._calls, found)
         self._calls += 1
 
-    def _keep(self, call: int, found: AttentionTelemetry) -> None:
+    def withdraw_waiting(self) -> "list[_Waiting]":
+        """What is not measured yet, for whoever measures it now and calls `keep`."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def keep(self, call: int, found: AttentionTelemetry) -> None:
         """Keep what was found in a call, by its number; calls come in their order."""
         layer = call % self._layers
         if call < self._layers:
             self._noted.append(found)
         else:
             self._noted[layer] = _larger(self._noted[layer], found)
+
+
+def measure_together(recorders: Sequence[LogitRecorder]) -> None:
+    """Measure what waits in any of `recorders`: a device is waited for once, and again for heads near a threshold."""
+    waiting = [(recorder, one) for recorder in recorders for one in recorder.withdraw_waiting()]
+    if not waiting:
+        return
+    bounds, exact = [one.bounds for _, one in waiting], any(one.exact for _, one in waiting)
+    lowest = min(one.lowest for _, one in waiting)
+    with torch.no_grad(), without_autocast(bounds[0].log_sum_exp.device.type):
+        measured = measured_max_logits(bounds, lowest, exact=exact)
+    for (recorder, one), (found, known) in zip(waiting, measured, strict=True):
+        max_logit = finite_where_nothing_is_seen(found) if one.masked else found
+        # What opens no gate then is no number, and known as well as it can be.
+        is_known = torch.ones_like(known) if lowest == -math.inf else known
+        recorder.keep(one.call, AttentionTelemetry(max_logit, is_known))
 
 
 def _larger(one: AttentionTelemetry, other: AttentionTelemetry) -> AttentionTelemetry:
