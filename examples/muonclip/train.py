@@ -138,3 +138,6 @@ if __name__ == "__main__":
     parser.add_argument("--threshold", type=float, default=20.0, help="low, so that something is to be seen")
     arguments = parser.parse_args()
     train(arguments.steps, arguments.threshold)
+    if dist.is_initialized():
+        # A process that leaves with exchanges open may be aborted on its way out.
+        dist.destroy_process_group()

@@ -300,3 +300,12 @@ def test_a_logit_that_is_not_finite_is_refused_by_layer_and_head(bad: float) -> 
     logits[2, 1] = bad
     with pytest.raises(NonFiniteLogitsError, match="layer 2, head 1"):
         require_finite(logits)
+
+
+@pytest.mark.parametrize("bad", [1e36, -1e36, 2.0**24 * 1.01])
+def test_a_logit_that_only_a_fault_makes_scales_no_head_away(bad: float) -> None:
+    logits = torch.full((3, 2), 2.0**24)
+    require_finite(logits)
+    logits[1, 0] = bad
+    with pytest.raises(NonFiniteLogitsError, match="at layer 1, head 0, beyond ±16777216"):
+        require_finite(logits)

@@ -25,7 +25,7 @@ from trimtab_trainer.faults import FaultInjector
 from trimtab_trainer.health_metrics import HealthMetrics, Metrics
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.integrations.optimizer_state import ResumableOptimizer
-from trimtab_trainer.max_logits import AttentionTelemetry
+from trimtab_trainer.max_logits import AttentionTelemetry, infinite_beyond_resolution
 from trimtab_trainer.max_logits.telemetry import record_name
 from trimtab_trainer.optim import RateOverride, count_non_finite, first_non_finite
 from trimtab_trainer.process import Process
@@ -186,7 +186,7 @@ class Training:
         if self._muon_clip is None:
             return AttentionTelemetry(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool))
         taken = self._muon_clip.take_logits()
-        return AttentionTelemetry(taken.max_logit.float().cpu(), taken.exact.cpu())
+        return AttentionTelemetry(infinite_beyond_resolution(taken.max_logit.float().cpu()), taken.exact.cpu())
 
     def gate(self) -> None:
         """Agree with all ranks on this step's update; where it must not happen, nothing is left to update from."""

@@ -11,7 +11,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +33,6 @@ from trimtab_trainer.model.kernels import (
 )
 from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
-
-LARGEST_RESOLVED_LOGIT: Final = 2.0**24
-"""Above it float32 numbers lie more than 1 apart, so a softmax of such logits weighs rounding errors."""
 
 _measuring: ContextVar[bool] = ContextVar("measuring", default=True)
 
@@ -118,15 +114,6 @@ def without_max_logits() -> Generator[None]:
         yield
     finally:
         _measuring.reset(token)
-
-
-def infinite_beyond_resolution(max_logit: Tensor) -> Tensor:
-    """Return `max_logit` with infinities where float32 cannot resolve the logits any more.
-
-    A flipped exponent bit in a query weight gives logits of 1e36 beside a finite loss; whether the gradient is
-    finite then depends on how the kernel rounds. No healthy head comes near the limit.
-    """
-    return torch.where(max_logit.abs() > LARGEST_RESOLVED_LOGIT, max_logit * math.inf, max_logit)
 
 
 def full_product_max_logit(query: Tensor, key: Tensor, visibility: Visibility = CAUSAL) -> Tensor:

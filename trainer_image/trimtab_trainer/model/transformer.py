@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trimtab_trainer.head_parameters import AttentionHeads
-from trimtab_trainer.max_logits import AttentionTelemetry
+from trimtab_trainer.max_logits import AttentionTelemetry, infinite_beyond_resolution
 from trimtab_trainer.model.attention import (
     AttentionResult,
-    infinite_beyond_resolution,
     measured_together,
     without_max_logits,
 )

@@ -19,32 +19,35 @@ shared out depends on who else uses a weight:
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from trimtab_trainer.errors import TrainerError
 from trimtab_trainer.head_parameters import AttentionHeads, LogitPart
+from trimtab_trainer.max_logits import LARGEST_RESOLVED_LOGIT, infinite_beyond_resolution
 from trimtab_trainer.optim.config import GroupedQueryRule
 from trimtab_trainer.tensors import first_index, integers
 
 
 class NonFiniteLogitsError(TrainerError):
-    """A largest attention logit is NaN or infinite; nothing was changed."""
+    """A largest attention logit is NaN or infinite, or as large as only a fault makes it; nothing was changed."""
 
 
 def require_finite(max_logits: Tensor) -> None:
     """Check the largest logits [layers, heads].
 
     Raises:
-        NonFiniteLogitsError: names the first layer and head that are not finite.
+        NonFiniteLogitsError: names the first layer and head that are not finite, or beyond what float32 resolves.
     """
-    bad = first_index(~max_logits.isfinite())
+    bad = first_index(~infinite_beyond_resolution(max_logits).isfinite())
     if bad is not None:
         layer, head = bad
-        raise NonFiniteLogitsError(
-            f"max_logits: {max_logits[layer, head].item()} at layer {layer}, head {head}; no update was made"
-        )
+        found = max_logits[layer, head].item()
+        beyond = f", beyond ±{LARGEST_RESOLVED_LOGIT:.0f}, where a softmax weighs rounding errors"
+        why = beyond if isfinite(found) else ""
+        raise NonFiniteLogitsError(f"max_logits: {found} at layer {layer}, head {head}{why}; no update was made")
 
 
 def qk_clip_gamma(max_logits: Tensor, threshold: float | Tensor) -> Tensor:
