@@ -9,15 +9,20 @@ from torch import Tensor, nn
 from trimtab_trainer.fields import at_least, raise_if_any
 from trimtab_trainer.head_parameters import AttentionHeads, Cut, HeadParameter, LogitPart
 from trimtab_trainer.optim.config import ParameterGroup
+from trimtab_trainer.optim.fused_maps import fused_groups
 from trimtab_trainer.optim.mixtures import mixture_groups
+from trimtab_trainer.optim.routing import first_match
 
 
-def parameter_groups(model: nn.Module, *, adamw: tuple[str, ...] = ()) -> tuple[ParameterGroup, ...]:
+def parameter_groups(
+    model: nn.Module, *, adamw: tuple[str, ...] = (), groups: tuple[ParameterGroup, ...] = ()
+) -> tuple[ParameterGroup, ...]:
     """Return groups that send embeddings and routers to AdamW under whatever name, for `MuonClipConfig.groups`.
 
-    `adamw` are patterns of further matrices for AdamW, such as those of an output head. The queries, keys and values
-    that `nn.MultiheadAttention` packs in one parameter are orthogonalised each alone, and so are stacked matrices of
-    experts; see `mixture_groups`.
+    `adamw` are patterns of further matrices for AdamW, such as those of an output head. `groups` of your own come
+    first, and what they match is left to them. The queries, keys and values that `nn.MultiheadAttention` packs in one
+    parameter are orthogonalised each alone, and so are the parts of other fused maps and stacked matrices of experts;
+    see `fused_groups` and `mixture_groups`.
     """
     modules = [(f"{name}." if name else "", module) for name, module in _modules(model)]
     found = (f"{prefix}weight" for prefix, module in modules if isinstance(module, (nn.Embedding, nn.EmbeddingBag)))
@@ -26,11 +31,14 @@ def parameter_groups(model: nn.Module, *, adamw: tuple[str, ...] = ()) -> tuple[
         for prefix, module in modules
         if isinstance(module, nn.MultiheadAttention) and "in_proj_weight" in _own_parameters(module)
     )
-    return (
-        *(ParameterGroup(pattern=pattern, optimizer="adamw") for pattern in (*adamw, *found)),
+    own = (*groups, *(ParameterGroup(pattern=pattern, optimizer="adamw") for pattern in adamw))
+    known = (
+        *(ParameterGroup(pattern=pattern, optimizer="adamw") for pattern in found),
         *(ParameterGroup(pattern=pattern, split=(width,) * 3) for pattern, width in packed),
+        *fused_groups(model),
         *mixture_groups(model),
     )
+    return (*own, *(group for group in known if first_match(group.pattern, own) is None))
 
 
 def separate_projections(
