@@ -380,6 +380,8 @@ CUDA = AttentionCase(device="cuda", dtype=torch.bfloat16, dimension=64, masked=F
         (AttentionCase("cuda", torch.bfloat16, 60, masked=False, sink=False), None, Kernel.FLEX),
         (AttentionCase("cuda", torch.bfloat16, 512, masked=False, sink=False), None, Kernel.FLEX),
         (AttentionCase("cuda", torch.bfloat16, 8, masked=True, sink=False), None, Kernel.PLAIN),
+        (AttentionCase("cuda", torch.float32, 16, masked=False, sink=False, smaller_dimension=12), None, Kernel.PLAIN),
+        (AttentionCase("cuda", torch.float32, 32, masked=True, sink=False, smaller_dimension=16), None, Kernel.FLEX),
         (AttentionCase("cuda", torch.float64, 64, masked=False, sink=False), None, Kernel.PLAIN),
         (AttentionCase("cuda", torch.bfloat16, 64, masked=False, sink=True), None, Kernel.PLAIN),
         (AttentionCase("mps", torch.float32, 64, masked=False, sink=False), None, Kernel.PLAIN),
@@ -387,3 +389,12 @@ CUDA = AttentionCase(device="cuda", dtype=torch.bfloat16, dimension=64, masked=F
 )
 def test_the_cheapest_kernel_that_can_is_chosen(case: AttentionCase, missing: Kernel | None, chosen: Kernel) -> None:
     assert choose_kernel(case, ALL - {missing}) is chosen
+
+
+def test_the_smaller_dimension_counts_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[AttentionCase] = []
+    monkeypatch.setattr(attention, "choose_kernel", lambda case, _: cases.append(case) or Kernel.PLAIN)
+    for dimension, value_dimension in ((8, 5), (8, 12)):
+        inputs = Inputs.drawn(dimension=dimension, value_dimension=value_dimension)
+        causal_attention(*inputs.tensors(), threshold=0.0, exact=False)
+    assert [(case.dimension, case.smaller_dimension) for case in cases] == [(8, 5), (12, 8)]

@@ -128,6 +128,7 @@ def _kernel_for(query: Tensor, value: Tensor, visibility: Visibility, sink: Tens
         dimension=max(query.shape[-1], value.shape[-1]),
         masked=not visibility.plain,
         sink=sink is not None,
+        smaller_dimension=min(query.shape[-1], value.shape[-1]),
     )
     return choose_kernel(case, available_kernels())
 

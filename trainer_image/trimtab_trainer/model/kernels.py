@@ -50,6 +50,9 @@ class AttentionCase:
 
     sink: bool
 
+    smaller_dimension: int | None = None
+    """The other one where keys and values differ."""
+
 
 def choose_kernel(case: AttentionCase, available: frozenset[Kernel]) -> Kernel:
     """The cheapest of the available kernels that computes this case."""
@@ -61,7 +64,8 @@ def choose_kernel(case: AttentionCase, available: frozenset[Kernel]) -> Kernel:
     flash = half and case.dimension <= _CUDA_LARGEST_HEAD and case.dimension % _CUDA_HEAD_MULTIPLE == 0
     if flash and not case.masked and Kernel.CUDA_FLASH in available:
         return Kernel.CUDA_FLASH
-    flex = case.dtype != torch.float64 and case.dimension >= _FLEX_SMALLEST_HEAD
+    smallest = case.dimension if case.smaller_dimension is None else case.smaller_dimension
+    flex = case.dtype != torch.float64 and smallest >= _FLEX_SMALLEST_HEAD
     return Kernel.FLEX if flex and Kernel.FLEX in available else Kernel.PLAIN
 
 

@@ -96,7 +96,8 @@ class MultiHeadAttention(SelfAttention):
         query = split_heads(self.query(x), self.heads)
         key = split_heads(self.key(x), self.key_heads)
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+            # An autocast on CUDA normalises in float32, and a kernel takes values of the same type only.
+            query, key = self.query_norm(query).to(query.dtype), self.key_norm(key).to(key.dtype)
         return (
             rotate(query, current.cosine, current.sine),
             rotate(key, current.cosine, current.sine),
