@@ -154,6 +154,26 @@ def training_with_the_kernel_of_cuda() -> None:
 
 
 @check
+def the_kernel_of_cuda_is_asked_for_reproducible_gradients() -> None:
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    real, warned = stand_in_device._OF_CUDA[backward], list[bool]()
+
+    def noted(*args: Any, **given: Any) -> Any:
+        warned.append(torch.is_deterministic_algorithms_warn_only_enabled())
+        return real(*args, **given)
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with flash_attention(), patch.dict(stand_in_device._OF_CUDA, {backward: noted}):
+            for kind in ("multi-head", "recomputed"):
+                Training(KINDS[kind], DEVICE).forward().objective.backward()
+                assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert warned == [False] * 6, "that kernel adds up in any order where PyTorch only warns of such"
+
+
+@check
 def a_forward_pass_waits_once_however_many_layers_there_are() -> None:
     for layers in (2, 6):
         training = Training(replace(SHAPE, layers=layers), DEVICE)

@@ -37,6 +37,8 @@ def own_device(wanted: Device, local_rank: int) -> torch.device:
     # Read when the first product is computed on CUDA: without it cuBLAS may add up in another order each time.
     os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Every new tensor would be filled besides, most of them only to be overwritten.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.accelerator.set_device_index(local_rank)
     return torch.device(accelerator.type, local_rank)
 

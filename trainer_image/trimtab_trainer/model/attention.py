@@ -29,6 +29,7 @@ from trimtab_trainer.model.kernels import (
     available_kernels,
     choose_kernel,
     cuda_flash,
+    differentiated_reproducibly,
     flex_with_max_scores,
 )
 from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
@@ -163,6 +164,7 @@ def _attend(
             ),
             None,
         )
+        differentiated_reproducibly(output)
     return output[..., :dimension], log_sum_exp
 
 

@@ -103,7 +103,21 @@ def cuda_flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -
     result = torch.ops.aten._scaled_dot_product_flash_attention(  # noqa: SLF001
         query, key, value, 0.0, True, False, scale=scale
     )
+    differentiated_reproducibly(result[0])
     return result[0], result[1]
+
+
+def differentiated_reproducibly(output: Tensor) -> None:
+    """Have the kernel that made `output` add up its gradients in one order, if the process wants reproducible bits.
+
+    Kernels of attention can, and do so only where an operator that cannot is an error. It is a warning for the process,
+    as there are such; so it becomes an error for as long as this kernel's backward pass takes.
+    """
+    node = output.grad_fn
+    if node is None or not torch.is_deterministic_algorithms_warn_only_enabled():
+        return
+    node.register_prehook(lambda _: torch.use_deterministic_algorithms(True))
+    node.register_hook(lambda *_: torch.use_deterministic_algorithms(True, warn_only=True))
 
 
 def flex_with_max_scores(
