@@ -19,6 +19,7 @@ import stand_in_device
 import torch
 from stand_in_device import DEVICE, OnDevice, Watch
 from torch import Tensor
+from trimtab_trainer.batches import Batch
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
 from trimtab_trainer.max_logits import kernel_calls
 from trimtab_trainer.model import Transformer, TransformerConfig, attention
@@ -183,6 +184,26 @@ def a_forward_pass_waits_once_however_many_layers_there_are() -> None:
             output.objective.backward()
         assert watch.waits.total() == 1, (layers, watch.waits)
         assert not output.attention.exact.any()
+
+
+@check
+def a_batch_goes_to_the_device_while_that_is_busy() -> None:
+    windows = samples()
+    batch = Batch(
+        attempt=1,
+        step=1,
+        window=0,
+        tokens=windows[:, :-1],
+        targets=windows[:, 1:],
+        sample_ids=torch.arange(4),
+        rate_override=None,
+        documents=torch.zeros_like(windows[:, 1:]),
+    )
+    with Watch() as watch:
+        there = [part.to(torch.device(DEVICE)) for part in batch.micro_batches(2)]
+    assert not watch.waits, watch.waits
+    assert torch.equal(torch.cat([part.tokens.cpu() for part in there]), batch.tokens)
+    assert torch.equal(torch.cat([part.sample_ids.cpu() for part in there]), batch.sample_ids)
 
 
 @check

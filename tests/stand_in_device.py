@@ -133,6 +133,10 @@ class Watch(TorchDispatchMode):
         if on_device:
             return _computed(func, args, given)
         given = {name: value for name, value in given.items() if name != "pin_memory"}
+        if (kwargs or {}).get("pin_memory"):
+            made = func(*args, **given)
+            made.pinned = True
+            return made
         if made_there:
             return tree_map(_wrapped, func(*args, **given | {"device": torch.device("cpu")}))
         return func(*args, **given)
@@ -149,9 +153,19 @@ def _waits(func: Any, args: Any, given: Any, target: Any) -> bool:
         return True
     if func in _INDEXING:
         return any(one is not None and one.dtype in {torch.bool, torch.uint8} for one in args[1])
+    if func not in _COPYING:
+        return False
+    source = args[1] if func is aten.copy_.default else args[0]
+    if not isinstance(source, OnDevice):
+        # As on CUDA: the host's memory is read in the order of what the device does, unless it stays where it is.
+        return not (getattr(source, "pinned", False) and _is_non_blocking(args, given))
     if func is aten.copy_.default:
-        return not isinstance(args[0], OnDevice) and not (given.get("non_blocking") or (len(args) > 2 and args[2]))
-    return func is aten._to_copy.default and target is not None and torch.device(target).type == "cpu"
+        return not isinstance(args[0], OnDevice) and not _is_non_blocking(args, given)
+    return target is not None and torch.device(target).type == "cpu"
+
+
+def _is_non_blocking(args: Any, given: Any) -> bool:
+    return bool(given.get("non_blocking") or args[2:3] == (True,))
 
 
 def _flash(

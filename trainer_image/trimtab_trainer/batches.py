@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trimtab_trainer.data import Windows, documents_of, targets_of
 from trimtab_trainer.optim import RateOverride
+from trimtab_trainer.tensors import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class Batch:
     """[share, sequence] int64, the number of the document that a token belongs to, where attention sees no other."""
 
     def to(self, device: torch.device) -> "Batch":
-        """The same in the memory of `device`."""
-        documents = None if self.documents is None else self.documents.to(device)
-        here = (self.tokens.to(device), self.targets.to(device), self.sample_ids.to(device))
+        """The same in the memory of `device`; it goes there while the device is busy with what came before."""
+        documents = None if self.documents is None else sent(self.documents, device)
+        here = (sent(self.tokens, device), sent(self.targets, device), sent(self.sample_ids, device))
         return replace(self, tokens=here[0], targets=here[1], sample_ids=here[2], documents=documents)
 
     def micro_batches(self, count: int) -> Iterator["Batch"]:

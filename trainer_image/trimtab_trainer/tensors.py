@@ -82,6 +82,16 @@ def floats(tensor: Tensor) -> list[float]:
     return cast("list[float]", tensor.cpu().flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor`, which is on the CPU, on `device`; the host waits for nothing that the device has yet to do.
+
+    From memory that may be paged out PyTorch copies only when the device has done all that it was given before.
+    """
+    if device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor).to(device, non_blocking=True)
+
+
 def backpropagate(loss: Tensor) -> None:
     """Add the gradient of `loss` to every parameter's `grad`."""
     loss.backward()  # pyright: ignore[reportUnknownMemberType]

@@ -7,13 +7,14 @@ cannot exceed it, and in the other heads only the rows that may hold the maximum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from trimtab_trainer.max_logits.logits import Logits
-from trimtab_trainer.tensors import floats
+from trimtab_trainer.tensors import floats, sent, stretches
 
 GATE_MARGIN: Final = 1e-4
 """A log-sum-exp in few bits can lie just below the true maximum: by this share of it, or so much below 1."""
@@ -46,7 +47,10 @@ def measured_max_logits(layers: Sequence[RowBounds], threshold: float, *, exact:
     seen = [_without_blind_rows(layer) for layer in layers]
     largest = [layer.log_sum_exp.amax((0, 2)) for layer in seen]
     bounds = [[_bound(number) for number in numbers] for numbers in _read_together(largest)]
-    return [_measured(*each, threshold, exact=exact) for each in zip(seen, bounds, strict=True)]
+    is_open = [_opened(each, threshold) for each in bounds]
+    there = _written_together((*bounds, *is_open), (*largest, *largest))
+    found, known = there[: len(seen)], [marks.bool() for marks in there[len(seen) :]]
+    return [_measured(*each, exact=exact) for each in zip(seen, bounds, is_open, found, known, strict=True)]
 
 
 def measured_max_logit(logits: Logits, log_sum_exp: Tensor, threshold: float, *, exact: bool) -> tuple[Tensor, Tensor]:
@@ -62,6 +66,15 @@ def _read_together(largest: Sequence[Tensor]) -> list[list[float]]:
     return [[next(numbers) for _ in range(len(one))] for one in largest]
 
 
+def _written_together(rows: Sequence[Sequence[float]], like: Sequence[Tensor]) -> list[Tensor]:
+    """Each of `rows` as a tensor of the type and the device of one of `like`, sent there at once."""
+    if not like or like[0].device.type == "cpu":
+        return [one.new_tensor(row) for row, one in zip(rows, like, strict=True)]
+    kind = reduce(torch.promote_types, {one.dtype for one in like})
+    together = sent(torch.tensor([number for row in rows for number in row], dtype=kind), like[0].device)
+    return [part.to(one) for part, one in zip(stretches(together, [len(row) for row in rows]), like, strict=True)]
+
+
 def _without_blind_rows(layer: RowBounds) -> RowBounds:
     """Kernels return 0 for a row that sees nothing."""
     log_sum_exp = layer.log_sum_exp
@@ -69,24 +82,28 @@ def _without_blind_rows(layer: RowBounds) -> RowBounds:
     return layer if blind is None else replace(layer, log_sum_exp=log_sum_exp.masked_fill(blind, -math.inf))
 
 
-def _measured(layer: RowBounds, bounds: Sequence[float], threshold: float, *, exact: bool) -> tuple[Tensor, Tensor]:
-    max_logit, is_open = _gated(layer, bounds, threshold)
+def _measured(
+    layer: RowBounds, bounds: Sequence[float], is_open: Sequence[bool], found: Tensor, known: Tensor, *, exact: bool
+) -> tuple[Tensor, Tensor]:
+    """`found` are the `bounds`, and `known` is `is_open`, where the layer's tensors are."""
+    max_logit = _gated(layer, found, is_open)
     if exact and not all(is_open):
-        every, _ = _gated(layer, bounds, -math.inf)
-        known = torch.tensor(is_open, device=every.device)
+        every = _gated(layer, found, _opened(bounds, -math.inf))
         return torch.where(known, max_logit, every), torch.ones_like(known)
-    return max_logit, torch.tensor(is_open, device=max_logit.device)
+    return max_logit, known
 
 
-def _gated(layer: RowBounds, bounds: Sequence[float], threshold: float) -> tuple[Tensor, list[bool]]:
-    """The largest logit of each head whose bound is above the threshold, else the bound; and whether it is above."""
-    is_open = [threshold < bound < math.inf for bound in bounds]
-    found = layer.log_sum_exp.new_tensor(bounds)
+def _opened(bounds: Sequence[float], threshold: float) -> list[bool]:
+    return [threshold < bound < math.inf for bound in bounds]
+
+
+def _gated(layer: RowBounds, found: Tensor, is_open: Sequence[bool]) -> Tensor:
+    """The largest logit of each head that is open, else what was found, its bound."""
     if not any(is_open):
-        return found, is_open
+        return found
     heads = torch.tensor([head for head, opened in enumerate(is_open) if opened], device=found.device)
     opened = layer.log_sum_exp if all(is_open) else layer.log_sum_exp.index_select(1, heads)
-    return found.index_copy(0, heads, _maxima(layer.logits, heads, opened).to(found.dtype)), is_open
+    return found.index_copy(0, heads, _maxima(layer.logits, heads, opened).to(found.dtype))
 
 
 def _bound(log_sum_exp: float) -> float:

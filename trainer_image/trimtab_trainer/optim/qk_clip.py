@@ -28,7 +28,7 @@ from trimtab_trainer.errors import TrainerError
 from trimtab_trainer.head_parameters import AttentionHeads, LogitPart
 from trimtab_trainer.max_logits import LARGEST_RESOLVED_LOGIT, infinite_beyond_resolution
 from trimtab_trainer.optim.config import GroupedQueryRule
-from trimtab_trainer.tensors import first_index, integers
+from trimtab_trainer.tensors import first_index, integers, sent
 
 
 class NonFiniteLogitsError(TrainerError):
@@ -101,4 +101,5 @@ def hot_layers(gamma: Tensor) -> list[int]:
 
 def layer_gamma(max_logits: Tensor, thresholds: Sequence[float]) -> Tensor:
     """Return the factor on the logits of every head, [layers, heads]."""
-    return qk_clip_gamma(max_logits, max_logits.new_tensor(thresholds)[:, None])
+    threshold = sent(torch.tensor(thresholds, dtype=max_logits.dtype), max_logits.device)
+    return qk_clip_gamma(max_logits, threshold[:, None])
