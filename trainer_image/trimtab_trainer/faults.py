@@ -26,7 +26,9 @@ class FaultInjector:
     def __init__(self, faults: tuple[FaultConfig, ...], rank: int, parameters: Mapping[str, Tensor]) -> None:
         raise_if_any(_problem(number, fault, parameters) for number, fault in enumerate(faults))
         self._pending = [fault for fault in faults if fault.rank == rank]
-        self._parameters = parameters
+        # No other is kept: whole parameters are given back where they get sharded.
+        named = {fault.tensor for fault in self._pending if fault.tensor is not None}
+        self._parameters = {name: parameters[name] for name in named}
 
     def before_forward(self, attempt: int, step: int) -> None:
         """Fire what is due before the forward pass of `step`."""

@@ -44,8 +44,10 @@ class Trainee:
         self.config = config
         self.device = device
         self.rates = config.rates
-        # Initial weights are drawn on the CPU, so they are the same on any device.
-        self.model = Transformer(config.model, seed=config.seed).to(device)
+        # Initial weights are drawn on the CPU, so they are the same on any device. What is sharded stays there for
+        # as long: no device need have room for all of it, and for the moments.
+        model = Transformer(config.model, seed=config.seed)
+        self.model = model if config.parallelism == "sharded" else model.to(device)
         self.optimizer: MuonClip | ShardedMuonClip = MuonClip(
             self.model.named_parameters(), self.model.attention_heads(), config.optimizer
         )
@@ -62,7 +64,9 @@ class Trainee:
 
     def shard(self, world: World) -> None:
         """Keep a part of the state on each rank from now on; every rank calls it, before the first step."""
-        shard(self.model, self.model.blocks, world.size)
+        # It holds the whole parameters, each of which is to be given back as soon as it is sharded.
+        del self.optimizer
+        shard(self.model, self.model.blocks, world.size, self.device)
         self.optimizer = ShardedMuonClip(
             self.model.named_parameters(), self.model.attention_heads(), self.config.optimizer, world
         )
