@@ -5,16 +5,18 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from scripted_session import ScriptedSession, lone_world
 from trimtab_contract.keys import RunId
 from trimtab_trainer.assembly import prepare
 from trimtab_trainer.batches import Batch
-from trimtab_trainer.collectives import World
+from trimtab_trainer.collectives import GroupPeers, World
 from trimtab_trainer.config import DataConfig, Environment, TrainerConfig
-from trimtab_trainer.errors import OutOfMemory
+from trimtab_trainer.errors import OutOfMemory, PeerLost
 from trimtab_trainer.loop import Trainee, train
 from trimtab_trainer.memory import for_building, for_training, saying_what_to_lower
 from trimtab_trainer.model import ExpertsConfig, TransformerConfig
@@ -138,3 +140,19 @@ def test_the_advice_names_what_can_still_be_lowered_and_what_it_is_now() -> None
     assert for_building(as_wide_as_the_model_says).startswith(
         "lower model.experts.count (now 8), model.experts.mlpRatio (3), model.width (128), model.layers (4) or "
     )
+
+
+@pytest.mark.parametrize("own", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_what_a_device_refuses_within_an_exchange_is_no_fault_of_a_peer(
+    own: type[RuntimeError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        peers = GroupPeers()
+        failures = [own("CUDA out of memory"), RuntimeError("Connection closed by peer")]
+        monkeypatch.setattr(dist, "all_reduce", Mock(side_effect=failures))
+        for told in (own, PeerLost):
+            with pytest.raises(told):
+                peers.sum(torch.ones(1))
+    finally:
+        dist.destroy_process_group()

@@ -201,6 +201,9 @@ def exchanging() -> Generator[None]:
 def _translated(act: str) -> Generator[None]:
     try:
         yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        # This rank's own: memory that it lacks, or what an operator did before, told where the device is next asked.
+        raise
     except (RuntimeError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PeerLost(f"{act} failed: {first_line}") from error
