@@ -391,6 +391,17 @@ def test_the_cheapest_kernel_that_can_is_chosen(case: AttentionCase, missing: Ke
     assert choose_kernel(case, ALL - {missing}) is chosen
 
 
+@pytest.mark.parametrize(("capability", "has_flash"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_the_flash_kernel_of_cuda_is_left_to_devices_that_run_it(
+    capability: tuple[int, int], has_flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    found = kernels.available_kernels.__wrapped__()
+    assert (Kernel.CUDA_FLASH in found) == has_flash
+    assert Kernel.FLEX in found
+
+
 def test_the_smaller_dimension_counts_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[AttentionCase] = []
     monkeypatch.setattr(attention, "choose_kernel", lambda case, _: cases.append(case) or Kernel.PLAIN)

@@ -33,3 +33,14 @@ def test_a_checkpoint_of_an_older_version_leaves_the_others_as_they_are() -> Non
 def test_what_is_no_state_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         restore_rank_state(b'{"torch_cpu": 3}')
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_device_that_nothing_was_computed_on_is_left_alone(in_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.ones(16, dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", asked.append)
+    restore_rank_state(rank_state())
+    assert len(asked) == in_use

@@ -27,7 +27,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
 def rank_state() -> bytes:
     """The generators' state now."""
-    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_available() else None
+    # To ask for it is to take memory on a device, the first one where none was chosen: not for who computes on the CPU.
+    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else None
     version, words, normal = random.getstate()
     return msgspec.json.encode(
         RankState(
@@ -43,7 +44,7 @@ def restore_rank_state(body: bytes) -> None:
     """Set the generators; raises msgspec.DecodeError or msgspec.ValidationError."""
     state = msgspec.json.decode(body, type=RankState)
     torch.set_rng_state(torch.frombuffer(bytearray(state.torch_cpu), dtype=torch.uint8))
-    if state.torch_cuda is not None and torch.cuda.is_available():
+    if state.torch_cuda is not None and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(state.torch_cuda), dtype=torch.uint8))
     if state.numpy is not None:
         kept = state.numpy

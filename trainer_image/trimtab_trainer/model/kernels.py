@@ -17,6 +17,7 @@ from trimtab_trainer.model.visibility import Visibility
 
 _CUDA_LARGEST_HEAD: Final = 256
 _CUDA_HEAD_MULTIPLE: Final = 8
+_CUDA_FLASH_CAPABILITY: Final = (8, 0)
 _FLEX_SMALLEST_HEAD: Final = 16
 
 
@@ -71,13 +72,15 @@ def choose_kernel(case: AttentionCase, available: frozenset[Kernel]) -> Kernel:
 
 @cache
 def available_kernels() -> frozenset[Kernel]:
-    """The kernels that this PyTorch has, whatever the device."""
-    found = {Kernel.PLAIN}
+    """The kernels that this PyTorch has, and of those of CUDA what the current device can run, where there is one."""
+    found, cuda = {Kernel.PLAIN}, torch.cuda.is_available()
     if known_operator(CPU_FLASH) is not None:
         found.add(Kernel.CPU_FLASH)
-    if known_operator(CUDA_FLASH) is not None:
+    if known_operator(CUDA_FLASH) is not None and not (
+        cuda and torch.cuda.get_device_capability() < _CUDA_FLASH_CAPABILITY
+    ):
         found.add(Kernel.CUDA_FLASH)
-    if torch.cuda.is_available() and hasattr(_flex_module(), "AuxRequest"):
+    if cuda and hasattr(_flex_module(), "AuxRequest"):
         found.add(Kernel.FLEX)
     return frozenset(found)
 
