@@ -232,3 +232,20 @@ def test_the_largest_logit_carries_no_gradient() -> None:
     inputs = [tensor.requires_grad_() for tensor in heads((1, 2, 16, 8))]
     for exact in (False, True):
         assert not causal_attention(*inputs, threshold=1.0, exact=exact).max_logit.requires_grad
+
+
+@pytest.mark.parametrize(("exact", "threshold"), [(True, math.inf), (False, 1.0)])
+def test_what_is_measured_behind_all_layers_is_not_rounded_by_the_autocast_around_them(
+    exact: bool, threshold: float
+) -> None:
+    query, key = (torch.randn(2, 4, 40, 16, generator=torch.Generator().manual_seed(7)) * 5 for _ in range(2))
+    query, key = query.bfloat16(), key.bfloat16()
+    at_once, later = (
+        causal_attention(query, key, key, threshold=threshold, exact=exact, postponed=postponed)
+        for postponed in (False, True)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention.measured_together([later], threshold, exact=exact)
+    assert at_once.exact.all()
+    assert torch.equal(found.max_logit[0], at_once.max_logit)
+    assert not torch.equal(found.max_logit, found.max_logit.bfloat16().float())

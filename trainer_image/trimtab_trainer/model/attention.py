@@ -34,6 +34,7 @@ from trimtab_trainer.model.kernels import (
 )
 from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
+from trimtab_trainer.tensors import without_autocast
 
 _measuring: ContextVar[bool] = ContextVar("measuring", default=True)
 
@@ -100,7 +101,9 @@ def measured_together(results: Sequence[AttentionResult], threshold: float, *, e
     On a device the whole forward pass is launched before the host waits for it the first time.
     """
     waiting = [result.waiting for result in results if result.waiting is not None]
-    measured = iter(measured_max_logits(waiting, threshold, exact=exact))
+    # Attention is outside an autocast by itself; what is left of it here lies within that of the whole forward pass.
+    with without_autocast(results[0].output.device.type):
+        measured = iter(measured_max_logits(waiting, threshold, exact=exact))
     found = [(one.max_logit, one.exact) if one.waiting is None else next(measured) for one in results]
     return AttentionTelemetry(
         max_logit=torch.stack([max_logit for max_logit, _ in found]), exact=torch.stack([known for _, known in found])
