@@ -21,12 +21,13 @@ from stand_in_device import DEVICE, OnDevice, Watch
 from torch import Tensor
 from trimtab_trainer.batches import Batch
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
-from trimtab_trainer.max_logits import kernel_calls
+from trimtab_trainer.max_logits import Logits, kernel_calls, logits
 from trimtab_trainer.model import Transformer, TransformerConfig, attention
 from trimtab_trainer.model.attention import causal_attention
 from trimtab_trainer.model.attention_config import AttentionConfig
 from trimtab_trainer.model.experts_config import ExpertsConfig
 from trimtab_trainer.model.kernels import AttentionCase, Kernel
+from trimtab_trainer.model.visibility import CAUSAL, Visibility
 from trimtab_trainer.optim import (
     GradientClipping,
     LogitRecorder,
@@ -315,13 +316,13 @@ def the_optimizer_of_frameworks_waits_once_for_all_layers_of_a_forward_pass() ->
         attended = causal_attention(query, key, key, threshold=0.0, exact=True)
         expected.append(attended.max_logit)
         x = x + attended.output.transpose(1, 2).flatten(2)
-    largest = torch.stack(expected).detach()
+    largest, inputs = torch.stack(expected).detach(), inputs.to(DEVICE)
     model.to(DEVICE)
     for threshold in (1e9, float(largest.flatten().sort().values[9:11].mean())):
         optimizer = MuonClipOptimizer(model, replace(SETTINGS, qk_clip_threshold=threshold))
         for _ in range(2):
             with recorded_kernels(), Watch() as watch:
-                model(inputs.to(DEVICE))
+                model(inputs)
             assert threshold < 1e9 or watch.waits.total() == 1, watch.waits
         found = optimizer.take_logits()
         assert found.exact.cpu()[largest > threshold].all()
@@ -329,6 +330,19 @@ def the_optimizer_of_frameworks_waits_once_for_all_layers_of_a_forward_pass() ->
         assert (found.max_logit.cpu() >= largest - 1e-4).all()
         # The hooks of the first optimizer see the passes of the next one, too.
         model = copy.deepcopy(model)
+
+
+@check
+def whole_products_have_no_more_scores_at_once_than_there_is_room_for() -> None:
+    generator = torch.Generator().manual_seed(6)
+    query, key = (torch.randn(2, 4, 40, 8, generator=generator) for _ in range(2))
+    for visibility in (CAUSAL, Visibility(window=7)):
+        expected = Logits(query, key, visibility, 1.0).maxima()
+        for most, chunks in ((1 << 20, 1), (2 * 4 * 40 * 16, 3), (1, 40)):
+            with patch.object(logits, "SCORES_TOGETHER", most), Watch() as watch:
+                found = Logits(query.to(DEVICE), key.to(DEVICE), visibility, 1.0).maxima()
+            alike(found, expected)
+            assert watch.launches["aten.bmm.default"] == chunks, watch.launches
 
 
 @check

@@ -14,6 +14,10 @@ from trimtab_trainer.tensors import transposed, true_indices
 CHUNK_ROWS: Final = 256
 """Query rows per product: the scores of one chunk stay in cache."""
 
+SCORES_TOGETHER: Final = 1 << 26
+"""On an accelerator, where all samples and heads share a product, it has about so many scores at most: its memory is
+what the backward pass needs, too."""
+
 BFLOAT16_SPACING: Final = 2.0**-7
 """Two neighbouring bfloat16 numbers lie at most this share of either apart."""
 
@@ -55,8 +59,11 @@ class Logits:
         """The largest product of every row of `heads` in the type of both, [batch, len(heads), queries]."""
         found = query.new_empty(query.shape[:-1])
         queries, keys = query.shape[-2], key.shape[-2]
-        for start in range(0, queries, CHUNK_ROWS):
-            rows = slice(start, min(start + CHUNK_ROWS, queries))
+        most = CHUNK_ROWS
+        if query.device.type != "cpu":
+            most = min(max(SCORES_TOGETHER // (query.shape[0] * query.shape[1] * keys), 1), CHUNK_ROWS)
+        for start in range(0, queries, most):
+            rows = slice(start, min(start + most, queries))
             columns = self.mask.columns(rows, keys)
             mask = self.mask.of_block(rows, columns, heads)
             if query.device.type == "cpu":
