@@ -35,6 +35,7 @@ from trimtab_trainer.optim import (
     MuonClipConfig,
     ParameterGroup,
     StepTelemetry,
+    checksum,
     count_non_finite,
     first_non_finite,
     logit_recorder,
@@ -375,6 +376,19 @@ def a_checksum_is_that_of_the_cpu() -> None:
     assert parameter_checksum(model.to(DEVICE).named_parameters()) == expected
     half = [("half", torch.randn(3000, 7, dtype=torch.bfloat16))]
     assert parameter_checksum([("half", half[0][1].to(DEVICE))]) == parameter_checksum(half)
+
+
+@check
+def a_checksum_launches_no_more_for_a_larger_model() -> None:
+    counts: list[int] = []
+    for rows in (100, 900):
+        tensor = torch.ones(rows, 1024).to(DEVICE)
+        with Watch() as watch:
+            parameter_checksum([("one", tensor)])
+        counts.append(watch.launches.total())
+    assert counts[0] == counts[1], counts
+    with patch.object(checksum, "DEVICE_ROWS", 3):
+        a_checksum_is_that_of_the_cpu()
 
 
 @check

@@ -33,6 +33,18 @@ _WAITING: Final = {
 }
 """What a host cannot go on behind before the device has computed all that came before."""
 
+_PRODUCTS: Final = {
+    aten.dot.default,
+    aten.vdot.default,
+    aten.mv.default,
+    aten.mm.default,
+    aten.bmm.default,
+    aten.addmv.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+}
+"""What CUDA computes of floating-point numbers only."""
+
 _INDEXING: Final = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 _COPYING: Final = {aten.copy_.default, aten._to_copy.default}
 _FREE: Final = {
@@ -199,6 +211,8 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*_unwrapped(args), **_unwrapped(kwargs))
         return (args[0], *result[1:]) if isinstance(result, tuple) else result
     _require_one_device(func, args, kwargs)
+    if func in _PRODUCTS and not args[0].is_floating_point():
+        raise RuntimeError(f"{func}: not implemented for {args[0].dtype} on CUDA")
     given = dict(kwargs)
     back = False
     if given.get("device") is not None:

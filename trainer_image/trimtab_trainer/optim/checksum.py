@@ -24,6 +24,9 @@ COLUMNS: Final = 1 << 10
 ROWS: Final = 1 << 6
 """Words are looked at as rows of a table, so many rows a pass: a few such parts fit a core's cache."""
 
+DEVICE_ROWS: Final = 1 << 12
+"""The same on an accelerator, where each pass has to be launched: 32 MiB as 64-bit integers."""
+
 _MODULUS: Final = 1 << 64
 _NUMBERS: Final = np.arange(COLUMNS)
 _WORD_BYTES: Final = 4
@@ -136,7 +139,7 @@ class _Room(threading.local):
     def holding(self, words: Tensor) -> Tensor:
         """`words` [rows, COLUMNS], until the next call."""
         if self._room.device != words.device or not len(self._room):
-            self._room = torch.empty(ROWS, COLUMNS, dtype=torch.int64, device=words.device)
+            self._room = torch.empty(DEVICE_ROWS, COLUMNS, dtype=torch.int64, device=words.device)
         return self._room[: len(words)].copy_(words)
 
 
@@ -191,14 +194,19 @@ def _device_sum(words: Tensor, offset: int, room: _Room) -> Tensor:
     table = words[: count * COLUMNS].view(count, COLUMNS)
     rows = torch.empty(count, dtype=torch.int64, device=device)
     columns = torch.zeros(COLUMNS, dtype=torch.int64, device=device)
-    for start in range(0, count, ROWS):
-        part = room.holding(table[start : start + ROWS])
-        torch.sum(part, 1, out=rows[start : start + ROWS])
+    for start in range(0, count, DEVICE_ROWS):
+        part = room.holding(table[start : start + DEVICE_ROWS])
+        torch.sum(part, 1, out=rows[start : start + DEVICE_ROWS])
         columns += part.sum(0)
     rest = words[count * COLUMNS :].to(torch.int64)
-    last = rest.dot(2 * (offset + count * COLUMNS + _numbers(device)[: len(rest)]) + 1)
-    by_row = rows.dot(torch.arange(count, device=device))
-    return last + _weighted(offset, rows.sum(), by_row, columns.dot(_numbers(device)))
+    last = _product(rest, 2 * (offset + count * COLUMNS + _numbers(device)[: len(rest)]) + 1)
+    by_row = _product(rows, torch.arange(count, device=device))
+    return last + _weighted(offset, rows.sum(), by_row, _product(columns, _numbers(device)))
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """The scalar product: CUDA has none of its own for integers."""
+    return (left * right).sum()
 
 
 def _weighted(offset: int, total: Sum, by_row: Sum, by_column: Sum) -> Sum:
