@@ -1,7 +1,7 @@
 """Which device a rank computes on: an accelerator of its own where PyTorch sees one, else the CPU."""
 
 import os
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ def own_device(wanted: Device, local_rank: int) -> torch.device:
     os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Every new tensor would be filled besides, most of them only to be overwritten.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
     torch.accelerator.set_device_index(local_rank)
     return torch.device(accelerator.type, local_rank)
 

@@ -119,8 +119,15 @@ def differentiated_reproducibly(output: Tensor) -> None:
     node = output.grad_fn
     if node is None or not torch.is_deterministic_algorithms_warn_only_enabled():
         return
-    node.register_prehook(lambda _: torch.use_deterministic_algorithms(True))
-    node.register_hook(lambda *_: torch.use_deterministic_algorithms(True, warn_only=True))
+
+    def ask(_: object) -> None:
+        torch.use_deterministic_algorithms(True)
+
+    def ask_no_more(*_: object) -> None:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+    node.register_prehook(ask)
+    node.register_hook(ask_no_more)
 
 
 def flex_with_max_scores(
