@@ -397,9 +397,21 @@ def test_the_flash_kernel_of_cuda_is_left_to_devices_that_run_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: name)
     found = kernels.available_kernels.__wrapped__()
     assert (Kernel.CUDA_FLASH in found) == has_flash
     assert Kernel.FLEX in found
+
+
+def test_what_must_be_compiled_is_left_out_where_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.delenv("CC", raising=False)
+    compilers: set[str] = set()
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: name if name in compilers else None)
+    assert Kernel.FLEX not in kernels.available_kernels.__wrapped__()
+    compilers.add("gcc")
+    assert Kernel.FLEX in kernels.available_kernels.__wrapped__()
 
 
 def test_the_smaller_dimension_counts_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,9 @@
 Some return the log-sum-exp of every row, which brackets its largest logit; one returns the largest logit itself.
 """
 
+import logging
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +17,8 @@ from torch import Tensor
 
 from trimtab_trainer.max_logits.operators import CPU_FLASH, CUDA_FLASH, known_operator
 from trimtab_trainer.model.visibility import Visibility
+
+logger = logging.getLogger(__name__)
 
 _CUDA_LARGEST_HEAD: Final = 256
 _CUDA_HEAD_MULTIPLE: Final = 8
@@ -81,8 +86,20 @@ def available_kernels() -> frozenset[Kernel]:
     ):
         found.add(Kernel.CUDA_FLASH)
     if cuda and hasattr(_flex_module(), "AuxRequest"):
-        found.add(Kernel.FLEX)
+        if _has_compiler():
+            found.add(Kernel.FLEX)
+        else:
+            logger.warning(
+                "there is no C compiler (gcc, clang or $CC), which flex_attention is compiled by: attention that needs "
+                "it takes an operator that does not return the largest logits, and they cost a product of their own"
+            )
     return frozenset(found)
+
+
+def _has_compiler() -> bool:
+    """Whether Triton can build what loads its kernels: images often have no compiler, as nothing else needs one."""
+    own = os.environ.get("CC")
+    return any(shutil.which(name) for name in ((own,) if own else ("gcc", "clang")))
 
 
 def cpu_flash(
