@@ -345,6 +345,20 @@ def whole_products_have_no_more_scores_at_once_than_there_is_room_for() -> None:
 
 
 @check
+def attention_with_sinks_has_heads_of_a_dimension_that_kernels_take() -> None:
+    seen: list[int] = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query: Tensor, *rest: Any, **settings: Any) -> Tensor:
+        seen.append(query.shape[-1])
+        return real(query, *rest, **settings)
+
+    with patch.object(torch.nn.functional, "scaled_dot_product_attention", spy):
+        same_training(KINDS["window and sinks"])
+        assert {one % 8 for one in seen} == {0}, seen
+
+
+@check
 def what_is_not_finite_is_found() -> None:
     training = Training(SHAPE, DEVICE)
     training.step()

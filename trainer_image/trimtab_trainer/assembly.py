@@ -178,6 +178,9 @@ def assemble_around(
         environment.progress_deadline,
         lambda stacks: store.put(stacks_object(root, run, environment.world, world.rank, int(time.time())), stacks),
     )
+    processors = tuple(world.gather_text(processor(_device_of(trainee))))
+    if world.rank == 0:
+        logger.info("%d ranks compute on: %s", world.size, "; ".join(sorted(set(processors))))
     spokesman = _spokesman(environment, config, vitals, archive, archivist) if world.rank == 0 else None
     archivist.start()
     watchdog.start()
@@ -196,7 +199,7 @@ def assemble_around(
         faults=faults,
         archivist=archivist,
         hosts=tuple(world.gather_text(environment.hostname)),
-        processors=tuple(world.gather_text(processor(_device_of(trainee)))),
+        processors=processors,
         spokesman=spokesman,
         terminating=terminating,
         fingerprints=Fingerprints(config=foundation.config_sha256, code=code_sha256()),

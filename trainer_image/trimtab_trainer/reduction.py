@@ -82,10 +82,10 @@ class GradientBuckets:
         self._tail[1] = computed.nonfinite
         for bucket in self._buckets:
             self._world.sum(bucket)
-        nonfinite = self._tail[1].item()
+        nonfinite = self._tail[1].clone()
         for bucket in self._buckets:
             bucket.div_(self._world.size)
-        return _reduced(self._tail[0].item(), int(nonfinite), computed, self._world)
+        return _reduced(self._tail[0], nonfinite, computed, self._world)
 
 
 class ShardedGradients:
@@ -120,20 +120,21 @@ class ShardedGradients:
         """Average the losses over the ranks; take the maximum of the losses and of the largest logits."""
         sums = torch.stack((computed.loss.float(), computed.nonfinite.float()))
         self._world.sum(sums)
-        return _reduced(float(sums[0] / self._world.size), int(sums[1]), computed, self._world)
+        return _reduced(sums[0] / self._world.size, sums[1], computed, self._world)
 
 
-def _reduced(loss: float, nonfinite: int, computed: MicroBatches, world: World) -> Reduced:
+def _reduced(loss: Tensor, nonfinite: Tensor, computed: MicroBatches, world: World) -> Reduced:
     max_logits = computed.max_logits
     inexact = (~computed.exact).any().float().view(1)
     largest = torch.cat((max_logits.flatten().float(), computed.loss.float().view(1), inexact))
     world.max(largest)
+    mean, count, loss_max, is_inexact = floats(torch.cat((loss.view(1), nonfinite.view(1), largest[-2:])))
     return Reduced(
-        loss=loss,
-        loss_max=largest[-2].item(),
+        loss=mean,
+        loss_max=loss_max,
         max_logits=largest[:-2].view_as(max_logits),
-        exact=not largest[-1].item(),
-        nonfinite=nonfinite,
+        exact=not is_inexact,
+        nonfinite=int(count),
     )
 
 

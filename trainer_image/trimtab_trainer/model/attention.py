@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,9 @@ from trimtab_trainer.model.kernels import (
 from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
 from trimtab_trainer.tensors import without_autocast
+
+KERNEL_MULTIPLE: Final = 8
+"""PyTorch's kernels on CUDA that never hold the whole matrix take heads of such dimensions."""
 
 _measuring: ContextVar[bool] = ContextVar("measuring", default=True)
 
@@ -182,11 +186,17 @@ def _with_sink(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> tuple
 
 
 def _equally_wide(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad with zeros, which changes no product: the flash kernels want one dimension for all three."""
-    missing = value.shape[-1] - query.shape[-1]
-    if missing > 0:
-        return F.pad(query, (0, missing)), F.pad(key, (0, missing)), value
-    return query, key, F.pad(value, (0, -missing)) if missing else value
+    """Pad with zeros, which changes no product: the flash kernels want one dimension for all three.
+
+    On an accelerator a multiple of 8, for the others materialise the whole matrix.
+    """
+    width = max(query.shape[-1], value.shape[-1])
+    if query.device.type != "cpu":
+        width = -(-width // KERNEL_MULTIPLE) * KERNEL_MULTIPLE
+    missing = [width - one.shape[-1] for one in (query, key, value)]
+    padded = (F.pad(one, (0, by)) if by else one for one, by in zip((query, key, value), missing, strict=True))
+    query, key, value = padded
+    return query, key, value
 
 
 def _all_exact(output: Tensor, max_logit: Tensor) -> AttentionResult:
