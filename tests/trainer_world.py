@@ -189,6 +189,8 @@ class Run:
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{sources / 'contract'}:{sources / 'trainer_image'}",
             "OMP_NUM_THREADS": "1",
+            # Ranks of one machine, more than it may have GPUs, whose numbers are compared with those of the CPU.
+            "CUDA_VISIBLE_DEVICES": "",
             "TRIMTAB_CONFIG": str(config),
             "TRIMTAB_RUN": str(self.id),
             "TRIMTAB_ATTEMPT": str(world),
