@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from checkpoint_ranks import EVALUATION, FAST, RUN, image, new_state
+from rank_exits import leave
 from torch.distributed import TCPStore
 from trimtab_contract.checkpoints import sha256_hex
 from trimtab_contract.data_position import SkipLedger
@@ -64,7 +64,7 @@ def save_and_restore(rank: int, ports: tuple[int, int], place: dict[str, str], k
     (Path(place["folder"]) / f"{rank}.json").write_text(json.dumps(report))
     checkpointer.close()
     world.agree([1])
-    dist.destroy_process_group()
+    leave()
 
 
 class _Store(ObjectStore):

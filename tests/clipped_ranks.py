@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from rank_exits import leave
 from sharded_ranks import apart, config, trained, whole
 from torch.nn import Parameter
 from trimtab_trainer.accumulation import MicroBatches
@@ -116,4 +116,4 @@ def story(rank: int, ranks: int, port: int, folder: str) -> None:
         report[kind] = [clip.norm, clip.ratio, clip.groups[0].norm, clip.groups[0].ratio]
     (Path(folder) / f"{rank}.json").write_text(json.dumps(report))
     world.agree([1])
-    dist.destroy_process_group()
+    leave()

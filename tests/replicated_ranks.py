@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_exits import leave
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 from trimtab_trainer.integrations.muon_clip import MuonClipOptimizer
@@ -41,4 +42,4 @@ def story(rank: int, ranks: int, port: int, folder: str) -> None:
         clipped.append(int((optimizer.telemetry.qk_clip_gamma < 1).sum()))
     total = parameter_checksum(model.named_parameters()).total
     (Path(folder) / f"{rank}.json").write_text(json.dumps({"total": total, "clipped": clipped}))
-    dist.destroy_process_group()
+    leave()

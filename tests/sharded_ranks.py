@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from checkpoint_ranks import EVALUATION, FAST, RUN
+from rank_exits import leave
 from scripted_session import ScriptedSession
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -169,7 +169,7 @@ def story(rank: int, ranks: int, port: int, place: dict[str, str]) -> None:
     for checkpointer in checkpointers.values():
         checkpointer.close()
     world.agree([1])
-    dist.destroy_process_group()
+    leave()
 
 
 def _checkpointer(world: World, place: dict[str, str], kind: str) -> Checkpointer:
