@@ -11,6 +11,7 @@ from trimtab_contract.directives import Reason
 from trimtab_trainer.assembly import Foundation, lay_foundation
 from trimtab_trainer.collectives import World, exchanging
 from trimtab_trainer.config import TrainerConfig
+from trimtab_trainer.devices import CPU, exchange_backend
 from trimtab_trainer.errors import BadConfig, WorldEnded
 from trimtab_trainer.integrations.training import Learner, Training
 from trimtab_trainer.model import TransformerConfig
@@ -113,7 +114,7 @@ def launch(program: Callable[[Run], None]) -> Never:
         if distributed.is_initialized():
             raise BadConfig(("launch: the process group exists already; build trainer and arguments inside it",))
         foundation = lay_foundation(environment, config, config_sha256)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        backend = exchange_backend(torch.device("cuda") if torch.cuda.is_available() else CPU)
         run = Run(foundation, World(config.collective_timeout_seconds, backend), process)
         with exchanging():
             program(run)

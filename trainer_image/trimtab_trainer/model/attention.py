@@ -11,7 +11,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,7 @@ from trimtab_trainer.max_logits import (
     measured_max_logits,
 )
 from trimtab_trainer.model.kernels import (
+    CUDA_HEAD_MULTIPLE,
     AttentionCase,
     Kernel,
     available_kernels,
@@ -36,9 +36,6 @@ from trimtab_trainer.model.kernels import (
 from trimtab_trainer.model.kernels import cpu_flash as attention_with_log_sum_exp
 from trimtab_trainer.model.visibility import CAUSAL, Visibility
 from trimtab_trainer.tensors import without_autocast
-
-KERNEL_MULTIPLE: Final = 8
-"""PyTorch's kernels on CUDA that never hold the whole matrix take heads of such dimensions."""
 
 _measuring: ContextVar[bool] = ContextVar("measuring", default=True)
 
@@ -192,7 +189,7 @@ def _equally_wide(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     """
     width = max(query.shape[-1], value.shape[-1])
     if query.device.type != "cpu":
-        width = -(-width // KERNEL_MULTIPLE) * KERNEL_MULTIPLE
+        width = -(-width // CUDA_HEAD_MULTIPLE) * CUDA_HEAD_MULTIPLE
     missing = [width - one.shape[-1] for one in (query, key, value)]
     padded = (F.pad(one, (0, by)) if by else one for one, by in zip((query, key, value), missing, strict=True))
     query, key, value = padded

@@ -21,7 +21,9 @@ from trimtab_trainer.model.visibility import Visibility
 logger = logging.getLogger(__name__)
 
 _CUDA_LARGEST_HEAD: Final = 256
-_CUDA_HEAD_MULTIPLE: Final = 8
+CUDA_HEAD_MULTIPLE: Final = 8
+"""PyTorch's kernels on CUDA that never hold the whole matrix take heads of such dimensions."""
+
 _CUDA_FLASH_CAPABILITY: Final = (8, 0)
 _FLEX_SMALLEST_HEAD: Final = 16
 
@@ -67,7 +69,7 @@ def choose_kernel(case: AttentionCase, available: frozenset[Kernel]) -> Kernel:
     if case.device != "cuda" or case.sink:
         return Kernel.PLAIN
     half = case.dtype in {torch.float16, torch.bfloat16}
-    flash = half and case.dimension <= _CUDA_LARGEST_HEAD and case.dimension % _CUDA_HEAD_MULTIPLE == 0
+    flash = half and case.dimension <= _CUDA_LARGEST_HEAD and case.dimension % CUDA_HEAD_MULTIPLE == 0
     if flash and not case.masked and Kernel.CUDA_FLASH in available:
         return Kernel.CUDA_FLASH
     smallest = case.dimension if case.smaller_dimension is None else case.smaller_dimension

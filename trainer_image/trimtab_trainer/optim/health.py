@@ -105,9 +105,17 @@ class _Look:
 
     def numbers(self) -> list[Tensor]:
         """Scalars, where the tensors are."""
-        spectral = spectral_norms(self.weight, self.iterations).max() if self.iterations else self.weight.new_zeros(())
-        kept = self.momentum if self.variance is None else self.variance
-        return [_norm(self.weight), spectral, _norm(self.momentum), *map(torch.sum, (self.weight, self.momentum, kept))]
+        nothing = self.weight.new_zeros(())
+        spectral = spectral_norms(self.weight, self.iterations).max() if self.iterations else nothing
+        variance = nothing if self.variance is None else self.variance.sum()
+        return [
+            _norm(self.weight),
+            spectral,
+            _norm(self.momentum),
+            self.weight.sum(),
+            self.momentum.sum(),
+            variance,
+        ]
 
     def health(self, numbers: Sequence[float], update_norm: float | None) -> WeightHealth:
         """What the scalars say."""
